@@ -1,0 +1,191 @@
+"""Read a config from a preset or a file, apply ``--set``, and explain every mistake with file, line and caret."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedapa.config.schema import Config
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import METHODS
+
+Path_ = tuple[str | int, ...]
+PRESETS = resources.files("fedapa.config") / "presets"
+
+
+def preset_names() -> list[str]:
+    return sorted(f.name.removesuffix(".toml") for f in PRESETS.iterdir() if f.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    return (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def preset_title(name: str) -> str:
+    """The first comment line of a preset says what it is."""
+    return preset_text(name).splitlines()[0].lstrip("# ")
+
+
+def load(source: str, changes: Iterable[str] = ()) -> Config:
+    """A config from a file or a shipped preset, with ``key.path=value`` changes on top."""
+    text, name = _text(source)
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{name}: not valid TOML: {error}", "see https://toml.io for the syntax") from None
+    origin: dict[Path_, str] = {}
+    for change in changes:
+        path, value = _change(change)
+        _assign(raw, path, value, change)
+        origin[path] = f"--set {change}"
+    return check(raw, text, name, origin)
+
+
+def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: Mapping[Path_, str] = {}) -> Config:
+    """The validated config; every mistake becomes one error that points at its place."""
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = tuple(step for step in first["loc"] if isinstance(step, str | int))
+        raise _located(text, name, origin, path, *_explain(first, path)) from None
+    _check_methods(config, text, name, origin)
+    return config
+
+
+def dump(config: Config) -> str:
+    """The whole config as TOML, defaults included."""
+    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+
+
+def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
+    """The registered method behind a name of this config, and its hyper-parameters."""
+    given = dict(config.method.get(name, {}))
+    return given.pop("base", name), given
+
+
+def _text(source: str) -> tuple[str, str]:
+    path = Path(source)
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), source
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {source}: {error}") from None
+    if source in preset_names():
+        return preset_text(source), f"preset {source}"
+    close = get_close_matches(source, preset_names(), 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(f"no file and no preset is called {source!r}", f"{hint}`fedapa ls presets` lists them")
+
+
+def _change(change: str) -> tuple[Path_, Any]:
+    key, equals, value = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {change!r} is not key=value", "for example --set run.rounds=10")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    return tuple(key.strip().split(".")), parsed
+
+
+def _assign(raw: dict[str, Any], path: Path_, value: Any, change: str) -> None:
+    here = raw
+    for step in path[:-1]:
+        here = here.setdefault(str(step), {})
+        if not isinstance(here, dict):
+            raise InputError(f"--set {change}: {step} is a value, not a table", "check the dots of the key")
+    here[str(path[-1])] = value
+
+
+def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
+    from fedapa.methods.catalogue import make
+
+    known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
+    for k, method in enumerate(config.methods):
+        if method not in known:
+            raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", _did_you_mean(method, known))
+    for method in config.method:
+        base, settings = settings_of(config, method)
+        path: Path_ = ("method", method)
+        if base not in METHODS:
+            hint = _did_you_mean(base, METHODS)
+            raise _located(text, name, origin, (*path, "base") if method != base else path, f"unknown method {base!r}", hint)
+        try:
+            make(base, **settings)
+        except InputError as error:
+            wrong = next((k for k in settings if repr(k) in error.message or f".{k} " in error.message), None)
+            raise _located(text, name, origin, (*path, wrong) if wrong else path, error.message, error.hint) from None
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), 1)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+
+
+def _explain(error: ErrorDetails, path: Path_) -> tuple[str, str]:
+    where = ".".join(str(step) for step in path)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(path[:-1])
+        close = get_close_matches(str(path[-1]), legal, 1)
+        return f"unknown key {where}", f"did you mean {close[0]}?" if close else f"legal here: {', '.join(legal)}"
+    said = error["msg"][0].lower() + error["msg"][1:]
+    return f"{where} is {error['input']!r}: {said}", "`fedapa cp PRESET FILE` writes a complete example"
+
+
+def _legal_keys(path: Path_) -> list[str]:
+    here: type[BaseModel] = Config
+    for step in path:
+        inner = here.model_fields[str(step)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        here = inner
+    return list(here.model_fields)
+
+
+def _located(
+    text: str, name: str, origin: Mapping[Path_, str], path: Path_, message: str, hint: str
+) -> InputError:
+    for known, change in origin.items():
+        if path[: len(known)] == known:
+            return InputError(f"{change}: {message}", hint)
+    spot = _find(text, path)
+    if spot is None:
+        return InputError(f"{name}: {message}", hint)
+    line, column = spot
+    shown = text.splitlines()[line]
+    return InputError(f"{name}:{line + 1}: {message}\n  {shown}\n  {' ' * column}^", hint)
+
+
+def _find(text: str, path: Path_) -> tuple[int, int] | None:
+    """Line and column of a key in TOML text; of its table where the key itself is not written."""
+    keys = [str(step) for step in path if isinstance(step, str)]
+    for depth in range(len(keys), 0, -1):
+        table = ""
+        for number, line in enumerate(text.splitlines()):
+            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+                table = header.group(1).replace(" ", "").replace('"', "")
+                if table == ".".join(keys[:depth]):
+                    return number, line.index("[")
+            elif (key := re.match(r"\s*([\w.\-\"]+)\s*=", line)) and _joined(table, key.group(1)) == keys[:depth]:
+                return number, key.start(1)
+    return None
+
+
+def _joined(table: str, key: str) -> Sequence[str]:
+    return [part.strip('"') for part in f"{table}.{key}".strip(".").split(".")]
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value

@@ -1,0 +1,75 @@
+"""Trees of tensors: flat dictionaries from names to tensors, the only kind of state and message there is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def count_bytes(tree: Mapping[str, Tensor]) -> int:
+    """Size of a message on the wire, before any framing."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
+
+
+def clone(tree: Mapping[str, Tensor]) -> Tree:
+    return {name: leaf.clone() for name, leaf in tree.items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Bit for bit the same, NaN included."""
+    return one.keys() == other.keys() and digest(one) == digest(other)
+
+
+def digest(tree: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes: the same digest means the same bits."""
+    state = hashlib.sha256()
+    for name in sorted(tree):
+        leaf = tree[name].detach().contiguous()
+        state.update(f"{name}|{leaf.dtype}|{tuple(leaf.shape)}|".encode())
+        state.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Largest absolute difference over all leaves."""
+    gaps = [(one[k].double() - other[k].double()).abs().max().item() for k in one if one[k].numel()]
+    return max(gaps, default=0.0)
+
+
+def weighted_mean(stack: Tensor, weights: Tensor) -> Tensor:
+    """Mean of the rows of ``stack`` [S, P] with the given weights [S]; equal rows come back as they are.
+
+    Taken around the first row, so that averaging equal models changes no bit.
+    """
+    base = stack[0]
+    return base + (weights / weights.sum()) @ (stack - base)
+
+
+def with_rows(matrix: Tensor, ids: Tensor, rows: Tensor, donate: bool = False) -> Tensor:
+    """``matrix`` with some rows replaced; in place only where the caller gave the matrix away."""
+    matrix = matrix if donate else matrix.clone()
+    matrix[ids] = rows
+    return matrix
+
+
+def find_fault(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
+    """Why ``tree`` is not a sound message shaped ``like`` the expected one; None if it is."""
+    if missing := sorted(like.keys() - tree.keys()):
+        return f"{missing[0]} is missing"
+    if extra := sorted(tree.keys() - like.keys()):
+        return f"{extra[0]} was not expected"
+    for name, want in like.items():
+        got = tree[name]
+        if got.dtype != want.dtype:
+            return f"{name} has dtype {got.dtype}, expected {want.dtype}"
+        if got.shape != want.shape:
+            return f"{name} has shape {list(got.shape)}, expected {list(want.shape)}"
+        if got.is_floating_point() and not torch.isfinite(got).all():
+            bad = "NaN" if torch.isnan(got).any() else "Inf"
+            return f"{name} holds {bad}"
+    return None

@@ -1,0 +1,325 @@
+"""The data sets: what each one is, where its canonical files lie, how to read and how to fetch them."""
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedapa.data.download import Download, download, unpack
+from fedapa.data.formats import (
+    Bytes,
+    Labels,
+    checked_labels,
+    damaged,
+    read_cifar_binary,
+    read_cifar_python,
+    read_idx,
+)
+from fedapa.errors import InputError
+
+Examples = tuple[Bytes, Labels]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images as stored, one byte per pixel; mean and std apply to x / 255."""
+
+    name: str
+    x_train: Bytes  # [n, channels, height, width]
+    y_train: Labels  # [n]
+    x_test: Bytes
+    y_test: Labels
+    classes: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Layout(NamedTuple):
+    """One way in which a data set may lie on disk."""
+
+    folder: str  # below the data folder, or absolute
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    read: Callable[["SourceInfo", Sequence[Path], int], Examples]
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """All that a listing needs, without opening a file."""
+
+    name: str
+    description: str
+    train: int
+    test: int
+    class_names: tuple[str, ...]
+    shape: tuple[int, int, int]
+    layouts: tuple[Layout, ...] = ()  # none: the data set comes with a library
+    downloads: tuple[Download, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(item.url for item in self.downloads)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def load(name: str, data_dir: Path | None = None) -> Dataset:
+    """Read a data set, from scikit-learn (digits) or from its files in the data folder."""
+    info = source(name)
+    if not info.layouts:
+        return _dataset(info, *_digits())
+    folder, layout = _located(info, data_folder(data_dir))
+    train = layout.read(info, [_on_disk(folder, file) for file in layout.train], info.train)
+    test = layout.read(info, [_on_disk(folder, file) for file in layout.test], info.test)
+    return _dataset(info, train, test)
+
+
+def source(name: str) -> SourceInfo:
+    if name in SOURCES:
+        return SOURCES[name]
+    close = difflib.get_close_matches(name, SOURCES, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known data sets: {', '.join(SOURCES)}"
+    raise InputError(f"there is no data set called '{name}'", hint=hint)
+
+
+def data_folder(explicit: Path | str | None = None) -> Path:
+    """The folder that was asked for, else FEDAPA_DATA, else ~/.cache/fedapa."""
+    return Path(explicit or os.environ.get("FEDAPA_DATA") or "~/.cache/fedapa").expanduser()
+
+
+def is_present(name: str, data_dir: Path | None = None) -> bool:
+    """Are all files there? (Whether they are sound is known after reading them.)"""
+    info, base = source(name), data_folder(data_dir)
+    return not info.layouts or any(not _missing(base, layout) for layout in info.layouts)
+
+
+def _located(info: SourceInfo, base: Path) -> tuple[Path, Layout]:
+    """The first layout whose files are all there."""
+    for layout in info.layouts:
+        if not _missing(base, layout):
+            return base / layout.folder, layout
+    raise _not_found(info, base)
+
+
+def _missing(base: Path, layout: Layout) -> list[str]:
+    files = layout.train + layout.test
+    return [file for file in files if not _on_disk(base / layout.folder, file).is_file()]
+
+
+def _on_disk(folder: Path, file: str) -> Path:
+    """A .gz file may also lie there unpacked."""
+    packed, plain = folder / file, folder / file.removesuffix(".gz")
+    return plain if plain.is_file() and not packed.is_file() else packed
+
+
+def _not_found(info: SourceInfo, base: Path) -> InputError:
+    """Name the files that are missing from a half-filled folder, else the folders that were tried."""
+    where = base / info.layouts[0].folder
+    hint = f"run 'fedapa data fetch {info.name}', or put the files into {where}"
+    for layout in info.layouts:
+        missing = _missing(base, layout)
+        if len(missing) < len(layout.train + layout.test):
+            return InputError(f"{info.name}: {base / layout.folder} lacks {', '.join(missing)}", hint=hint)
+    folders = ", ".join(dict.fromkeys(str(base / layout.folder) for layout in info.layouts))
+    return InputError(f"{info.name}: no data files found (looked in {folders})", hint=hint)
+
+
+def _dataset(info: SourceInfo, train: Examples, test: Examples) -> Dataset:
+    # 0.5 / 0.5 is what the released FedAPA code uses for every data set.
+    half = (0.5,) * info.shape[0]
+    return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=half, std=half)
+
+
+def _digits() -> tuple[Examples, Examples]:
+    """8 x 8 digits of scikit-learn; every sixth sample of every class is a test sample."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    x = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    y = labels.astype(np.int64)
+    is_test = rank_in_class(y) % 6 == 5
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+
+
+def rank_in_class(y: Labels) -> Labels:
+    """How many samples of the same class come before each sample."""
+    counts = np.bincount(y)
+    starts = np.cumsum(counts) - counts
+    ranks = np.empty_like(y)
+    ranks[np.argsort(y, kind="stable")] = np.arange(y.size) - np.repeat(starts, counts)
+    return ranks
+
+
+def _read_idx_pair(info: SourceInfo, paths: Sequence[Path], count: int) -> Examples:
+    images, labels = paths
+    x = read_idx(images, (count, *info.shape[1:]))
+    return x.reshape(count, *info.shape), checked_labels(labels, read_idx(labels, (count,)), info.classes)
+
+
+Batch = Callable[[Path, int, int], Examples]
+
+
+def _read_batches(batch: Batch, info: SourceInfo, paths: Sequence[Path], count: int) -> Examples:
+    """Files of equal size, one after the other."""
+    parts = [batch(path, count // len(paths), info.classes) for path in paths]
+    _check_balance(info, paths[0], np.concatenate([y for _, y in parts]), count)
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def _check_balance(info: SourceInfo, path: Path, y: Labels, count: int) -> None:
+    """CIFAR has equally many samples of every class: files of two versions mixed up would not."""
+    counts = np.bincount(y, minlength=info.classes)
+    if counts.min() != counts.max():
+        expected = f"{count // info.classes} samples of every class"
+        raise damaged(path.parent, expected, f"{counts.min()} to {counts.max()}")
+
+
+# --- fetching ------------------------------------------------------------------------------------
+
+
+def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:
+    """Download what is missing or damaged; the folder that holds the data set afterwards."""
+    info, base = source(name), data_folder(data_dir)
+    if not info.downloads or _is_sound(name, base):
+        return _located(info, base)[0] if info.layouts else base
+    if info.downloads[0].file_name.endswith(".tar.gz"):
+        return _fetch_archive(info, base, progress)
+    folder = base / info.layouts[0].folder
+    for item in info.downloads:
+        download(item, folder, progress)
+    load(name, base)
+    return folder
+
+
+def _is_sound(name: str, base: Path) -> bool:
+    try:
+        load(name, base)
+    except InputError:
+        return False
+    return True
+
+
+def _fetch_archive(info: SourceInfo, base: Path, progress: bool) -> Path:
+    layout = info.layouts[0]
+    archive = download(info.downloads[0], base, progress)
+    folder = unpack(archive, layout.folder, layout.train + layout.test, partial(load, info.name))
+    archive.unlink()
+    return folder
+
+
+# --- the registry --------------------------------------------------------------------------------
+
+_FMNIST_FILES = (
+    ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
+    ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
+)
+_FMNIST_FOLDERS = (
+    "FashionMNIST/raw",  # as torchvision lays it out
+    "fashion-mnist",
+    ".",
+    "/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist
+)
+_FMNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+_FMNIST_CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+_CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""  # noqa: E501
+
+
+def _numbered(suffix: str) -> tuple[str, ...]:
+    return tuple(f"data_batch_{i}{suffix}" for i in range(1, 6))
+
+
+SOURCES: dict[str, SourceInfo] = {
+    info.name: info
+    for info in (
+        SourceInfo(
+            "digits",
+            "handwritten digits, 8 x 8 grey; inside scikit-learn, no download",
+            train=1501,
+            test=296,
+            class_names=tuple("0123456789"),
+            shape=(1, 8, 8),
+        ),
+        SourceInfo(
+            "fmnist",
+            "Fashion-MNIST: articles of clothing, 28 x 28 grey",
+            train=60_000,
+            test=10_000,
+            class_names=tuple(_FMNIST_CLASSES.split(",")),
+            shape=(1, 28, 28),
+            layouts=tuple(Layout(folder, *_FMNIST_FILES, _read_idx_pair) for folder in _FMNIST_FOLDERS),
+            downloads=(
+                Download(f"{_FMNIST_URL}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                Download(f"{_FMNIST_URL}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+                Download(f"{_FMNIST_URL}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+                Download(f"{_FMNIST_URL}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+            ),
+        ),
+        SourceInfo(
+            "cifar10",
+            "CIFAR-10: photos of animals and vehicles, 32 x 32 colour",
+            train=50_000,
+            test=10_000,
+            class_names=tuple(_CIFAR10_CLASSES.split()),
+            shape=(3, 32, 32),
+            layouts=(
+                Layout(
+                    "cifar-10-batches-bin",
+                    _numbered(".bin"),
+                    ("test_batch.bin",),
+                    partial(_read_batches, partial(read_cifar_binary, label_bytes=1)),
+                ),
+                Layout(
+                    "cifar-10-batches-py",
+                    _numbered(""),
+                    ("test_batch",),
+                    partial(_read_batches, partial(read_cifar_python, label_key="labels")),
+                ),
+            ),
+            downloads=(Download(f"{_CIFAR_URL}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+        ),
+        SourceInfo(
+            "cifar100",
+            "CIFAR-100: photos of 100 kinds of things, 32 x 32 colour, fine labels",
+            train=50_000,
+            test=10_000,
+            class_names=tuple(_CIFAR100_CLASSES.split()),
+            shape=(3, 32, 32),
+            layouts=(
+                Layout(
+                    "cifar-100-binary",
+                    ("train.bin",),
+                    ("test.bin",),
+                    partial(_read_batches, partial(read_cifar_binary, label_bytes=2)),
+                ),
+                Layout(
+                    "cifar-100-python",
+                    ("train",),
+                    ("test",),
+                    partial(_read_batches, partial(read_cifar_python, label_key="fine_labels")),
+                ),
+            ),
+            downloads=(Download(f"{_CIFAR_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        ),
+    )
+}

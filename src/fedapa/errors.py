@@ -1,0 +1,24 @@
+"""The two kinds of failure a user meets; everything else is a bug and may show a traceback."""
+
+
+class FedapaError(Exception):
+    """One line that says what is wrong and where, and a hint that says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InputError(FedapaError, ValueError):
+    """The user asked for something that cannot be done: a bad config, a bad file, a bad value."""
+
+    exit_code = 2
+
+
+class RunError(FedapaError, RuntimeError):
+    """The request was fine and the run failed all the same: a full disk, no network, divergence."""
+
+    exit_code = 1

@@ -1,0 +1,88 @@
+"""Every method by name, with what a listing or a citation needs to know; importing this costs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedapa.errors import InputError
+
+if TYPE_CHECKING:
+    from fedapa.methods.method import Method
+
+
+class Entry(NamedTuple):
+    """One method: where its class lives, what its paper is, what travels and what stays."""
+
+    title: str
+    where: str  # module:Class
+    year: int
+    stays: str
+    down: str
+    up: str
+    paper: str  # key into PAPERS
+    preset: Mapping[str, Any] = {}  # hyper-parameters that make this name a variant of its class
+
+
+METHODS: dict[str, Entry] = {
+    "local": Entry("Local", "local_only:LocalOnly", 2016, "everything", "–", "–", ""),
+    "fedavg": Entry("FedAvg", "fedavg:FedAvg", 2017, "–", "ω", "ω, n", "mcmahan2017"),
+    "fedavg-ft": Entry(
+        "FedAvg-FT", "fedavg:FedAvg", 2017, "fine-tuned model", "ω", "ω, n", "mcmahan2017", {"fine_tune": True}
+    ),
+    "fedprox": Entry("FedProx", "fedprox:FedProx", 2020, "–", "ω", "ω, n", "li2020"),
+    "fedper": Entry("FedPer", "fedper:FedPer", 2019, "head", "θ", "θ, n", "arivazhagan2019"),
+    "fedrep": Entry("FedRep", "fedrep:FedRep", 2021, "head", "θ", "θ, n", "collins2021"),
+    "ditto": Entry("Ditto", "ditto:Ditto", 2021, "personal model", "ω", "ω, n", "li2021ditto"),
+    "fedphp": Entry("FedPHP", "fedphp:FedPHP", 2021, "inherited private model", "ω", "ω, n", "li2021fedphp"),
+    "fedamp": Entry("FedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021"),
+    "fedamp-heur": Entry(
+        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", {"attention": "heuristic"}
+    ),
+    "apple": Entry("APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022"),
+    "fedala": Entry("FedALA", "fedala:FedALA", 2023, "mixing weights", "ω", "ω, n", "zhang2023fedala"),
+    "pfedhn": Entry("pFedHN", "pfedhn:PFedHN", 2021, "–", "generated ω", "ω", "shamsian2021"),
+    "pfedhn-pc": Entry(
+        "pFedHN-PC", "pfedhn:PFedHN", 2021, "head", "generated θ", "θ", "shamsian2021", {"private_head": True}
+    ),
+    "pfedla": Entry("pFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022"),
+    "pfedla-heur": Entry(
+        "HeurpFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022", {"private_layers": 1}
+    ),
+    "fedpac": Entry("FedPAC", "fedpac:FedPAC", 2023, "–", "θ, own φ, prototypes", "ω, prototypes, V, h", "xu2023"),
+    "dbe": Entry("DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe"),
+    "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022"),
+    "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023"),
+    "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025"),
+    "fedapa-reference": Entry(
+        "FedAPA (released code)", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025",
+        {"mu": 1.0, "weight_momentum": 0.9, "buffer": "shared", "project_at": "send", "order": "sequential"},
+    ),
+}  # fmt: skip
+
+PAPERS: dict[str, str] = {}
+
+
+def method_class(name: str) -> type[Method]:
+    """The class behind a name."""
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(METHODS)}"
+        raise InputError(f"unknown method {name!r}", hint)
+    module, _, attribute = METHODS[name].where.partition(":")
+    found: type[Method] = getattr(importlib.import_module(f"fedapa.methods.{module}"), attribute)
+    return found
+
+
+def make(name: str, **settings: Any) -> Method:
+    """A method by name with hyper-parameters; unknown ones are refused with the closest legal name."""
+    cls = method_class(name)
+    legal = list(cls.__dataclass_fields__)
+    for key in settings:
+        if key not in legal:
+            close = get_close_matches(key, legal, 1)
+            hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(legal) or 'none'}"
+            raise InputError(f"{name} has no hyper-parameter {key!r}", hint)
+    return cls(**{**METHODS[name].preset, **settings})

@@ -1,0 +1,105 @@
+"""A federated method is six pure functions on trees of tensors, plus hyper-parameters that know their legal range."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.errors import InputError
+from fedapa.task.local import Local
+from fedapa.task.task import Task
+
+When = Literal["before", "after"]
+Schedule = Literal["parallel", "sequential"]
+
+
+def hyper(default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "") -> Any:
+    """A hyper-parameter: its default, one line of help, its legal range and where the default comes from."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "source": source})
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """The protocol. A method owns no loop, no socket, no device and no file, and changes none of its arguments."""
+
+    @abstractmethod
+    def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
+        """The server's state, and the state that every client starts with."""
+
+    @abstractmethod
+    def send(self, task: Task, server: Tree, i: int) -> Tree:
+        """What goes to client i; depends on the server's state alone."""
+
+    @abstractmethod
+    def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        """Install what arrived."""
+
+    @abstractmethod
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        """Learn from own data, starting from what ``receive`` installed: the new state, and what goes up."""
+
+    @abstractmethod
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
+        """What the server learns from whoever answered."""
+
+    @abstractmethod
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        """Logits of the personalized model, as used on site."""
+
+    def watch(self, server: Tree) -> Tree:
+        """Small parts of the server's state worth keeping for every round, such as FedAPA's weights."""
+        return {}
+
+    @property
+    def evaluated(self) -> When:
+        """The model that the method's paper reports: as it arrived, or after local training. Runs record both."""
+        return "after"
+
+    @property
+    def schedule(self) -> Schedule:
+        """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
+        return "parallel"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for f in fields(self):
+            _check(type(self).__name__, f.name, getattr(self, f.name), hints[f.name], f.metadata)
+
+
+def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
+    if choices := [a for a in get_args(hint) if isinstance(a, str)]:
+        if value not in choices:
+            raise InputError(f"{owner}.{name} is {value!r}", f"choose one of {', '.join(choices)}")
+        return
+    if isinstance(value, bool) or hint is bool:
+        if not (isinstance(value, bool) and hint is bool):
+            raise InputError(f"{owner}.{name} is {value!r}", f"it must be {getattr(hint, '__name__', hint)}")
+        return
+    if isinstance(value, int | float):
+        low, high = meta.get("low", -math.inf), meta.get("high", math.inf)
+        if not (low <= value <= high) or math.isnan(value):
+            raise InputError(f"{owner}.{name} is {value}, outside its legal range", f"choose from {low:g} to {high:g}")
+        if hint is int and not isinstance(value, int):
+            raise InputError(f"{owner}.{name} is {value}", "it must be a whole number")
+    elif hint in (int, float):
+        raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
+
+
+def describe(method: type[Method]) -> list[dict[str, Any]]:
+    """The hyper-parameters of a method class as rows for listings."""
+    hints = get_type_hints(method)
+    return [
+        {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
+        for f in fields(method)
+    ]
+
+
+def _type_name(hint: Any) -> str:
+    choices = [a for a in get_args(hint) if isinstance(a, str)]
+    return " | ".join(choices) if choices else str(getattr(hint, "__name__", hint))

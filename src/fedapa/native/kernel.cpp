@@ -1,0 +1,1238 @@
+// Training kernel for LeNet-5-shaped networks on one CPU core.
+//
+// Network: blocks of [5x5 valid convolution, bias, ReLU, 2x2 max-pool], then fully connected layers
+// with ReLU (together the extractor, parameters theta), then a linear head (parameters phi).
+//
+// Layouts
+//   lanes   [c][y][x][8]   eight samples side by side, one per SIMD lane: forward pass, small GEMMs
+//   rows    [8][k]         one sample after the other: weight gradients of dense layers
+//   pixels  [y][x][c]      one sample, channels last: a row of a 5x5 patch is 5*c adjacent floats
+//
+// Forward: one 2x2 pool window times up to three output channels stays in twelve registers; bias,
+// pooling, ReLU and the arg-max are applied before anything is stored.
+// Backward: behind ReLU and pooling at most one of four convolution outputs has a gradient. The
+// survivors are collected into lists of (gradient, offset); weight and input gradients are then sums of
+// scaled 5x5 patches over the list.
+//
+// Everything is computed in one fixed order by one thread; there is no global state. Plans are read-only
+// after creation; a workspace and a tape belong to one call at a time.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(_WIN32)
+#define API extern "C" __declspec(dllexport)
+#else
+#define API extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace {
+
+constexpr int LANES = 8;
+constexpr int KERNEL = 5;
+constexpr int TAPS = KERNEL * KERNEL;
+constexpr int MAX_BLOCKS = 3;
+constexpr int MAX_DENSE = 8;
+constexpr int DEAD = 4;           // arg-max code of a window without a positive output
+constexpr int EVAL_GROUPS = 8;    // groups of eight samples evaluated together
+
+typedef float v8 __attribute__((vector_size(32), may_alias));
+typedef float v8u __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t i8x __attribute__((vector_size(32), may_alias));
+
+enum Status : int {
+    OK = 0,
+    NO_MEMORY = 1,
+    BAD_INDEX = 2,
+    BAD_LABEL = 3,
+    NOT_FINITE = 4,
+    BAD_CALL = 5,
+};
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE v8 splat(float a) { return v8{a, a, a, a, a, a, a, a}; }
+INLINE i8x splat_i(int32_t a) { return i8x{a, a, a, a, a, a, a, a}; }
+INLINE v8 load(const float* p) { return *reinterpret_cast<const v8*>(p); }
+INLINE v8 loadu(const float* p) { return *reinterpret_cast<const v8u*>(p); }
+INLINE void store(float* p, v8 a) { *reinterpret_cast<v8*>(p) = a; }
+INLINE void storeu(float* p, v8 a) { *reinterpret_cast<v8u*>(p) = a; }
+
+constexpr size_t up8(size_t n) { return (n + 7) & ~size_t{7}; }
+
+// ------------------------------------------------------------------------------------ buffers
+
+template <class T>
+struct Buffer {
+    T* data = nullptr;
+    size_t count = 0;
+
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data); }
+
+    // Grows to n elements, zero-filled when newly made; the old content is not kept.
+    void need(size_t n) {
+        if (n <= count) return;
+        std::free(data);
+        data = nullptr;
+        count = 0;
+        const size_t bytes = (n * sizeof(T) + 63) & ~size_t{63};
+        void* p = nullptr;
+        if (posix_memalign(&p, 64, bytes) != 0) throw std::bad_alloc();
+        std::memset(p, 0, bytes);
+        data = static_cast<T*>(p);
+        count = n;
+    }
+    operator T*() const { return data; }
+};
+
+struct Block {
+    int in, side, out, pooled;   // input channels and side, output channels, side after the pool
+    int vecs;                    // vectors that hold one patch row of 5*in floats
+    size_t weight, bias;         // offsets into theta
+    size_t windows, windows8;    // pooled*pooled, and rounded up to eight
+    size_t in_lanes, out_lanes;  // floats per group of eight samples
+    size_t pixel_stride;         // floats between two samples in pixels layout, with slack for overruns
+    Buffer<int32_t> pixel_source;   // pixels index -> index of the lanes vector
+    Buffer<int32_t> window_offset;  // window -> pixels offset of its upper left patch
+};
+
+struct Dense {
+    int in, out;
+    size_t weight, bias;
+};
+
+struct Plan {
+    int channels, side, blocks, dense, classes;
+    Block block[MAX_BLOCKS];
+    Dense layer[MAX_DENSE];
+    Dense head;
+    int features;
+    size_t theta_size, phi_size, sample_size;
+    bool normalise;
+    Buffer<float> scale, shift;          // for uint8 input
+    Buffer<float> scale_f32, shift_f32;  // for float input
+};
+
+struct Tape {
+    int64_t samples = -1;
+    Buffer<float> pooled[MAX_BLOCKS];
+    Buffer<uint8_t> arg[MAX_BLOCKS];   // [group][8][out][windows8]
+    Buffer<float> dense[MAX_DENSE];
+};
+
+struct Workspace {
+    Buffer<float> input;                 // lanes of one group
+    Buffer<uint8_t> arg;                 // [out][window][8] of one group
+    Buffer<float> packed[MAX_BLOCKS];    // forward weights, [block of m channels][in*25][m]
+    Buffer<float> patch[MAX_BLOCKS];     // weights as padded patch rows, [out][5][vecs*8]
+    Buffer<float> dpatch[MAX_BLOCKS];    // their gradient
+    Buffer<float> pixels, dpixels, dchannels;
+    Buffer<float> list_g;
+    Buffer<int32_t> list_at;
+    Buffer<float> rows_x, rows_d;
+    Buffer<float> grad_a, grad_b;        // gradients between dense layers, lanes
+    Buffer<float> logits;
+    Buffer<float> theta_grad, phi_grad;
+    Tape tape;                           // of the whole-epoch call and of evaluation
+};
+
+// ---------------------------------------------------------------------------------- transposes
+
+#if defined(__AVX2__)
+INLINE void transpose8(v8 (&r)[8]) {
+    __m256 a0 = _mm256_unpacklo_ps((__m256)r[0], (__m256)r[1]);
+    __m256 a1 = _mm256_unpackhi_ps((__m256)r[0], (__m256)r[1]);
+    __m256 a2 = _mm256_unpacklo_ps((__m256)r[2], (__m256)r[3]);
+    __m256 a3 = _mm256_unpackhi_ps((__m256)r[2], (__m256)r[3]);
+    __m256 a4 = _mm256_unpacklo_ps((__m256)r[4], (__m256)r[5]);
+    __m256 a5 = _mm256_unpackhi_ps((__m256)r[4], (__m256)r[5]);
+    __m256 a6 = _mm256_unpacklo_ps((__m256)r[6], (__m256)r[7]);
+    __m256 a7 = _mm256_unpackhi_ps((__m256)r[6], (__m256)r[7]);
+    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44);
+    __m256 b1 = _mm256_shuffle_ps(a0, a2, 0xEE);
+    __m256 b2 = _mm256_shuffle_ps(a1, a3, 0x44);
+    __m256 b3 = _mm256_shuffle_ps(a1, a3, 0xEE);
+    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44);
+    __m256 b5 = _mm256_shuffle_ps(a4, a6, 0xEE);
+    __m256 b6 = _mm256_shuffle_ps(a5, a7, 0x44);
+    __m256 b7 = _mm256_shuffle_ps(a5, a7, 0xEE);
+    r[0] = (v8)_mm256_permute2f128_ps(b0, b4, 0x20);
+    r[1] = (v8)_mm256_permute2f128_ps(b1, b5, 0x20);
+    r[2] = (v8)_mm256_permute2f128_ps(b2, b6, 0x20);
+    r[3] = (v8)_mm256_permute2f128_ps(b3, b7, 0x20);
+    r[4] = (v8)_mm256_permute2f128_ps(b0, b4, 0x31);
+    r[5] = (v8)_mm256_permute2f128_ps(b1, b5, 0x31);
+    r[6] = (v8)_mm256_permute2f128_ps(b2, b6, 0x31);
+    r[7] = (v8)_mm256_permute2f128_ps(b3, b7, 0x31);
+}
+#else
+INLINE void transpose8(v8 (&r)[8]) {
+    float t[8][8];
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < 8; ++j) t[j][i] = r[i][j];
+    for (int i = 0; i < 8; ++i) r[i] = loadu(t[i]);
+}
+#endif
+
+// Eight rows of eight bytes at src[i] become eight columns: out[j] holds byte j of every row.
+#if defined(__AVX2__)
+INLINE void transpose_bytes(const __m128i (&r)[8], __m128i (&out)[4]) {
+    __m128i a0 = _mm_unpacklo_epi8(r[0], r[1]);
+    __m128i a1 = _mm_unpacklo_epi8(r[2], r[3]);
+    __m128i a2 = _mm_unpacklo_epi8(r[4], r[5]);
+    __m128i a3 = _mm_unpacklo_epi8(r[6], r[7]);
+    __m128i b0 = _mm_unpacklo_epi16(a0, a1);
+    __m128i b1 = _mm_unpackhi_epi16(a0, a1);
+    __m128i b2 = _mm_unpacklo_epi16(a2, a3);
+    __m128i b3 = _mm_unpackhi_epi16(a2, a3);
+    out[0] = _mm_unpacklo_epi32(b0, b2);  // columns 0 and 1
+    out[1] = _mm_unpackhi_epi32(b0, b2);
+    out[2] = _mm_unpacklo_epi32(b1, b3);
+    out[3] = _mm_unpackhi_epi32(b1, b3);
+}
+INLINE __m128i load_bytes(const uint8_t* p) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+#endif
+
+// lanes [count][8] -> rows [8][stride], zero-padded to a multiple of eight columns.
+void lanes_to_rows(const float* lanes, size_t count, float* rows, size_t stride) {
+    size_t k = 0;
+    for (; k + 8 <= count; k += 8) {
+        v8 r[8];
+        for (int i = 0; i < 8; ++i) r[i] = load(lanes + (k + i) * LANES);
+        transpose8(r);
+        for (int i = 0; i < 8; ++i) storeu(rows + i * stride + k, r[i]);
+    }
+    if (k < count) {
+        v8 r[8];
+        for (size_t i = 0; i < 8; ++i) r[i] = k + i < count ? load(lanes + (k + i) * LANES) : splat(0);
+        transpose8(r);
+        for (int i = 0; i < 8; ++i) storeu(rows + i * stride + k, r[i]);
+    }
+}
+
+// rows [8][stride] -> lanes [count][8]; rows are read only up to count.
+void rows_to_lanes(const float* const (&row)[8], size_t count, float* lanes) {
+    size_t k = 0;
+    for (; k + 8 <= count; k += 8) {
+        v8 r[8];
+        for (int i = 0; i < 8; ++i) r[i] = loadu(row[i] + k);
+        transpose8(r);
+        for (int i = 0; i < 8; ++i) store(lanes + (k + i) * LANES, r[i]);
+    }
+    for (; k < count; ++k)
+        for (int i = 0; i < 8; ++i) lanes[k * LANES + i] = row[i][k];
+}
+
+// lanes [c][y][x][8] -> eight samples in pixels layout.
+void lanes_to_pixels(const Block& b, const float* lanes, float* pixels) {
+    const size_t count = static_cast<size_t>(b.side) * b.side * b.in;
+    const int32_t* src = b.pixel_source;
+    for (size_t k = 0; k < count; k += 8) {
+        v8 r[8];
+        for (int i = 0; i < 8; ++i) r[i] = load(lanes + static_cast<size_t>(src[k + i]) * LANES);
+        transpose8(r);
+        for (int i = 0; i < 8; ++i) storeu(pixels + i * b.pixel_stride + k, r[i]);
+    }
+}
+
+// pixels [p][channels] -> channels [c][stride]; reads up to eight pixels beyond count.
+void pixels_to_channels(const float* pixels, size_t count, int channels, float* out, size_t stride) {
+    for (size_t p = 0; p < count; p += 8)
+        for (int c = 0; c < channels; c += 8) {
+            v8 r[8];
+            for (int i = 0; i < 8; ++i) r[i] = loadu(pixels + (p + i) * channels + c);
+            transpose8(r);
+            const int m = channels - c < 8 ? channels - c : 8;
+            for (int i = 0; i < m; ++i) storeu(out + (c + i) * stride + p, r[i]);
+        }
+}
+
+// --------------------------------------------------------------------------------------- input
+
+struct Data {
+    const void* x;
+    int is_u8;
+    int64_t total;          // samples behind x
+    const int64_t* index;   // null: start, start+1, ...
+    int64_t start;
+    int64_t at(int64_t i) const { return index ? index[i] : start + i; }
+};
+
+// Loads samples [first, first+8) of the batch; lanes beyond n repeat the last sample.
+void load_group(const Plan& p, const Data& d, int64_t first, int64_t n, float* lanes) {
+    const size_t area = static_cast<size_t>(p.side) * p.side;
+    size_t at[8];
+    for (int i = 0; i < 8; ++i) {
+        const int64_t s = first + i < n ? first + i : n - 1;
+        at[i] = static_cast<size_t>(d.at(s)) * p.sample_size;
+    }
+    if (d.is_u8) {
+        const uint8_t* x = static_cast<const uint8_t*>(d.x);
+        for (int c = 0; c < p.channels; ++c) {
+            const float a = p.scale[c], b = p.shift[c];
+            const uint8_t* row[8];
+            for (int i = 0; i < 8; ++i) row[i] = x + at[i] + c * area;
+            float* out = lanes + c * area * LANES;
+            size_t k = 0;
+#if defined(__AVX2__)
+            const v8 va = splat(a), vb = splat(b);
+            for (; k + 8 <= area; k += 8) {
+                __m128i r[8], t[4];
+                for (int i = 0; i < 8; ++i) r[i] = load_bytes(row[i] + k);
+                transpose_bytes(r, t);
+                for (int i = 0; i < 4; ++i) {
+                    v8 lo = (v8)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(t[i]));
+                    v8 hi = (v8)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(t[i], t[i])));
+                    store(out + (k + 2 * i) * LANES, lo * va + vb);
+                    store(out + (k + 2 * i + 1) * LANES, hi * va + vb);
+                }
+            }
+#endif
+            for (; k < area; ++k)
+                for (int i = 0; i < 8; ++i) out[k * LANES + i] = static_cast<float>(row[i][k]) * a + b;
+        }
+        return;
+    }
+    const float* x = static_cast<const float*>(d.x);
+    for (int c = 0; c < p.channels; ++c) {
+        const float* row[8];
+        for (int i = 0; i < 8; ++i) row[i] = x + at[i] + c * area;
+        float* out = lanes + c * area * LANES;
+        rows_to_lanes(row, area, out);
+        if (p.normalise) {
+            const v8 a = splat(p.scale_f32[c]), b = splat(p.shift_f32[c]);
+            for (size_t k = 0; k < area; ++k) store(out + k * LANES, load(out + k * LANES) * a + b);
+        }
+    }
+}
+
+// --------------------------------------------------------------------------- convolution, forward
+
+// Output channels are handled three at a time, the rest two at a time; one only if there is one.
+INLINE int next_width(int left) { return left == 1 ? 1 : (left == 2 || left == 4) ? 2 : 3; }
+
+void pack_forward(const Block& b, const float* theta, float* packed) {
+    const float* w = theta + b.weight;
+    const size_t taps = static_cast<size_t>(b.in) * TAPS;
+    for (int o = 0; o < b.out;) {
+        const int m = next_width(b.out - o);
+        for (size_t t = 0; t < taps; ++t)
+            for (int j = 0; j < m; ++j) *packed++ = w[(o + j) * taps + t];
+        o += m;
+    }
+}
+
+void pack_patch(const Block& b, const float* theta, float* patch) {
+    const float* w = theta + b.weight;
+    const size_t width = static_cast<size_t>(b.vecs) * 8;
+    for (int o = 0; o < b.out; ++o)
+        for (int i = 0; i < b.in; ++i)
+            for (int ky = 0; ky < KERNEL; ++ky)
+                for (int kx = 0; kx < KERNEL; ++kx)
+                    patch[(o * KERNEL + ky) * width + kx * b.in + i] =
+                        w[((static_cast<size_t>(o) * b.in + i) * KERNEL + ky) * KERNEL + kx];
+}
+
+void unpack_patch(const Block& b, const float* dpatch, float* grad) {
+    float* w = grad + b.weight;
+    const size_t width = static_cast<size_t>(b.vecs) * 8;
+    for (int o = 0; o < b.out; ++o)
+        for (int i = 0; i < b.in; ++i)
+            for (int ky = 0; ky < KERNEL; ++ky)
+                for (int kx = 0; kx < KERNEL; ++kx)
+                    w[((static_cast<size_t>(o) * b.in + i) * KERNEL + ky) * KERNEL + kx] =
+                        dpatch[(o * KERNEL + ky) * width + kx * b.in + i];
+}
+
+INLINE void store_codes(uint8_t* p, i8x codes) {
+#if defined(__AVX2__)
+    const __m256i c = (__m256i)codes;
+    const __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(h, h));
+#else
+    for (int i = 0; i < 8; ++i) p[i] = static_cast<uint8_t>(codes[i]);
+#endif
+}
+
+template <int M, bool KEEP>
+void conv_channels(const Block& b, const float* in, const float* w, const float* bias, float* out,
+                   uint8_t* arg) {
+    const size_t row = static_cast<size_t>(b.side) * LANES;
+    const size_t plane = row * b.side;
+    for (int py = 0; py < b.pooled; ++py)
+        for (int px = 0; px < b.pooled; ++px) {
+            v8 acc[M][4];
+            for (int m = 0; m < M; ++m)
+                for (int q = 0; q < 4; ++q) acc[m][q] = splat(bias[m]);
+            const float* corner = in + 2 * py * row + 2 * px * LANES;
+            const float* wt = w;
+            for (int i = 0; i < b.in; ++i, corner += plane) {
+                const float* r0 = corner;
+                for (int ky = 0; ky < KERNEL; ++ky, r0 += row, wt += KERNEL * M) {
+                    const float* r1 = r0 + row;
+#pragma GCC unroll 5
+                    for (int kx = 0; kx < KERNEL; ++kx) {
+                        v8 f[M];
+                        for (int m = 0; m < M; ++m) f[m] = splat(wt[kx * M + m]);
+                        v8 x = load(r0 + kx * LANES);
+                        for (int m = 0; m < M; ++m) acc[m][0] += f[m] * x;
+                        x = load(r0 + (kx + 1) * LANES);
+                        for (int m = 0; m < M; ++m) acc[m][1] += f[m] * x;
+                        x = load(r1 + kx * LANES);
+                        for (int m = 0; m < M; ++m) acc[m][2] += f[m] * x;
+                        x = load(r1 + (kx + 1) * LANES);
+                        for (int m = 0; m < M; ++m) acc[m][3] += f[m] * x;
+                    }
+                }
+            }
+            const size_t at = static_cast<size_t>(py) * b.pooled + px;
+            for (int m = 0; m < M; ++m) {
+                // The first of equal maxima wins and a NaN always does, as in torch.
+                v8 best = acc[m][0];
+                i8x code = splat_i(0);
+                for (int q = 1; q < 4; ++q) {
+                    const v8 v = acc[m][q];
+                    const i8x take = (v > best) | (v != v);
+                    best = take ? v : best;
+                    if (KEEP) code = take ? splat_i(q) : code;
+                }
+                const i8x dead = best <= splat(0);
+                best = dead ? splat(0) : best;
+                store(out + (m * b.windows + at) * LANES, best);
+                if (KEEP) store_codes(arg + (m * b.windows + at) * LANES, dead ? splat_i(DEAD) : code);
+            }
+        }
+}
+
+template <bool KEEP>
+void conv_forward(const Block& b, const float* in, const float* packed, const float* theta, float* out,
+                  uint8_t* arg) {
+    const float* bias = theta + b.bias;
+    for (int o = 0; o < b.out;) {
+        const int m = next_width(b.out - o);
+        const size_t at = o * b.windows * LANES;
+        uint8_t* a = KEEP ? arg + at : nullptr;
+        if (m == 3)
+            conv_channels<3, KEEP>(b, in, packed, bias + o, out + at, a);
+        else if (m == 2)
+            conv_channels<2, KEEP>(b, in, packed, bias + o, out + at, a);
+        else
+            conv_channels<1, KEEP>(b, in, packed, bias + o, out + at, a);
+        packed += static_cast<size_t>(b.in) * TAPS * m;
+        o += m;
+    }
+}
+
+// codes [out][window][8] -> [8][out][windows8], the padding marked dead.
+void split_codes(const Block& b, const uint8_t* codes, uint8_t* split) {
+    const size_t sample = b.out * b.windows8;
+    for (int o = 0; o < b.out; ++o) {
+        const uint8_t* src = codes + o * b.windows * LANES;
+        uint8_t* dst = split + o * b.windows8;
+        size_t p = 0;
+#if defined(__AVX2__)
+        for (; p + 8 <= b.windows; p += 8) {
+            __m128i r[8], t[4];
+            for (int i = 0; i < 8; ++i) r[i] = load_bytes(src + (p + i) * LANES);
+            transpose_bytes(r, t);
+            for (int i = 0; i < 4; ++i) {
+                _mm_storel_epi64(reinterpret_cast<__m128i*>(dst + 2 * i * sample + p), t[i]);
+                _mm_storel_epi64(reinterpret_cast<__m128i*>(dst + (2 * i + 1) * sample + p),
+                                 _mm_unpackhi_epi64(t[i], t[i]));
+            }
+        }
+#endif
+        for (; p < b.windows8; ++p)
+            for (int i = 0; i < 8; ++i) dst[i * sample + p] = p < b.windows ? src[p * LANES + i] : DEAD;
+    }
+}
+
+// -------------------------------------------------------------------------- convolution, backward
+
+#if defined(__AVX2__)
+// Lane order that moves the lanes named by an eight-bit mask to the front.
+struct Compress {
+    uint64_t order[256];
+    constexpr Compress() : order() {
+        for (int mask = 0; mask < 256; ++mask) {
+            uint64_t packed = 0;
+            int n = 0;
+            for (int bit = 0; bit < 8; ++bit)
+                if (mask >> bit & 1) packed |= static_cast<uint64_t>(bit) << (8 * n++);
+            order[mask] = packed;
+        }
+    }
+};
+constexpr Compress COMPRESS{};
+#endif
+
+// Appends the windows of one channel of one sample that carry a gradient; returns how many there are.
+int collect(const Block& b, const float* g, const uint8_t* code, float* list_g, int32_t* list_at) {
+    const int32_t step[4] = {0, b.in, b.side * b.in, (b.side + 1) * b.in};
+    int n = 0;
+#if defined(__AVX2__)
+    const __m256i steps = _mm256_setr_epi32(step[0], step[1], step[2], step[3], 0, 0, 0, 0);
+    for (size_t p = 0; p < b.windows8; p += 8) {
+        const __m256i c = _mm256_cvtepu8_epi32(load_bytes(code + p));
+        const __m256 v = _mm256_loadu_ps(g + p);
+        const __m256 live = _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(DEAD), c)),
+                                          _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+        const unsigned mask = static_cast<unsigned>(_mm256_movemask_ps(live));
+        const __m256i base = _mm256_load_si256(reinterpret_cast<const __m256i*>(b.window_offset.data + p));
+        const __m256i at = _mm256_add_epi32(base, _mm256_permutevar8x32_epi32(steps, c));
+        const __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(COMPRESS.order[mask])));
+        _mm256_storeu_ps(list_g + n, _mm256_permutevar8x32_ps(v, order));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(list_at + n), _mm256_permutevar8x32_epi32(at, order));
+        n += __builtin_popcount(mask);
+    }
+#else
+    for (size_t p = 0; p < b.windows; ++p) {
+        list_g[n] = g[p];
+        list_at[n] = b.window_offset[p] + step[code[p] & 3];
+        n += code[p] < DEAD && g[p] != 0;
+    }
+#endif
+    return n;
+}
+
+// dpatch rows [R][V vectors] += sum over the list of g * patch of the input.
+template <int R, int V>
+INLINE void add_patches(const float* g, const int32_t* at, int n, const float* src, size_t row, float* dst,
+                        size_t width) {
+    v8 acc[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] = load(dst + r * width + v * 8);
+    for (int e = 0; e < n; ++e) {
+        const v8 s = splat(g[e]);
+        const float* p = src + at[e];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) acc[r][v] += s * loadu(p + r * row + v * 8);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(dst + r * width + v * 8, acc[r][v]);
+}
+
+void weight_gradient(const Block& b, const float* g, const int32_t* at, int n, const float* pixels,
+                     float* dpatch) {
+    const size_t row = static_cast<size_t>(b.side) * b.in, width = static_cast<size_t>(b.vecs) * 8;
+    int v = 0;
+    for (; b.vecs - v >= 4; v += 4) {
+        add_patches<3, 4>(g, at, n, pixels + v * 8, row, dpatch + v * 8, width);
+        add_patches<2, 4>(g, at, n, pixels + v * 8 + 3 * row, row, dpatch + v * 8 + 3 * width, width);
+    }
+    const float* src = pixels + v * 8;
+    float* dst = dpatch + v * 8;
+    switch (b.vecs - v) {
+        case 3:
+            add_patches<3, 3>(g, at, n, src, row, dst, width);
+            add_patches<2, 3>(g, at, n, src + 3 * row, row, dst + 3 * width, width);
+            break;
+        case 2: add_patches<5, 2>(g, at, n, src, row, dst, width); break;
+        case 1: add_patches<5, 1>(g, at, n, src, row, dst, width); break;
+        default: break;
+    }
+}
+
+// dpixels patches += g * weights. The padding of a patch row is zero, so overruns add nothing.
+template <int V>
+INLINE void spread_patches(const float* g, const int32_t* at, int n, const float* patch, size_t row,
+                           float* dpixels, size_t width) {
+    for (int e = 0; e < n; ++e) {
+        const v8 s = splat(g[e]);
+        float* p = dpixels + at[e];
+        for (int r = 0; r < KERNEL; ++r)
+            for (int v = 0; v < V; ++v) {
+                float* q = p + r * row + v * 8;
+                storeu(q, loadu(q) + s * load(patch + r * width + v * 8));
+            }
+    }
+}
+
+void input_gradient(const Block& b, const float* g, const int32_t* at, int n, const float* patch,
+                    float* dpixels) {
+    const size_t row = static_cast<size_t>(b.side) * b.in, width = static_cast<size_t>(b.vecs) * 8;
+    int v = 0;
+    for (; b.vecs - v >= 4; v += 4) spread_patches<4>(g, at, n, patch + v * 8, row, dpixels + v * 8, width);
+    switch (b.vecs - v) {
+        case 3: spread_patches<3>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
+        case 2: spread_patches<2>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
+        case 1: spread_patches<1>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
+        default: break;
+    }
+}
+
+// ------------------------------------------------------------------------------------ dense layers
+
+// c[m][n] += sum_t a[t*ta + m*tm] * b[n*bn + t*tb ...]
+template <int M, int N>
+INLINE void tile(size_t steps, const float* a, size_t ta, size_t tm, const float* b, size_t tb, size_t bn,
+                 v8 (&c)[M][N]) {
+    for (size_t t = 0; t < steps; ++t, a += ta, b += tb) {
+        v8 x[N];
+        for (int n = 0; n < N; ++n) x[n] = load(b + n * bn);
+        for (int m = 0; m < M; ++m) {
+            const v8 w = splat(a[m * tm]);
+            for (int n = 0; n < N; ++n) c[m][n] += w * x[n];
+        }
+    }
+}
+
+template <int M, int N>
+void forward_tile(const Dense& l, const float* w, const float* bias, const float* in, float* out, bool relu) {
+    v8 c[M][N];
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) c[m][n] = splat(bias[m]);
+    tile<M, N>(l.in, w, 1, l.in, in, LANES, static_cast<size_t>(l.in) * LANES, c);
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) {
+            v8 v = c[m][n];
+            if (relu) v = v <= splat(0) ? splat(0) : v;
+            store(out + static_cast<size_t>(n) * l.out * LANES + m * LANES, v);
+        }
+}
+
+template <int M, int N>
+void input_tile(const Dense& l, const float* w, const float* d, float* out) {
+    v8 c[M][N];
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) c[m][n] = splat(0);
+    tile<M, N>(l.out, w, l.in, 1, d, LANES, static_cast<size_t>(l.out) * LANES, c);
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) store(out + static_cast<size_t>(n) * l.in * LANES + m * LANES, c[m][n]);
+}
+
+template <int M, int N>
+void weight_tile(const Dense& l, size_t samples, const float* d, size_t ds, const float* x, size_t xs,
+                 float* grad, int columns) {
+    v8 c[M][N];
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) c[m][n] = splat(0);
+    tile<M, N>(samples, d, ds, 1, x, xs, 8, c);
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) {
+            float* g = grad + static_cast<size_t>(m) * l.in + n * 8;
+            if (columns >= (n + 1) * 8)
+                storeu(g, c[m][n]);
+            else
+                for (int i = 0; i < columns - n * 8; ++i) g[i] = c[m][n][i];
+        }
+}
+
+// Runs f<M, N>(row, group) over a grid of rows x groups in tiles of at most 6 x 2.
+#define TILE_ROWS(F, N, M, ...)                 \
+    switch (M) {                                \
+        case 6: F<6, N>(__VA_ARGS__); break;    \
+        case 5: F<5, N>(__VA_ARGS__); break;    \
+        case 4: F<4, N>(__VA_ARGS__); break;    \
+        case 3: F<3, N>(__VA_ARGS__); break;    \
+        case 2: F<2, N>(__VA_ARGS__); break;    \
+        default: F<1, N>(__VA_ARGS__); break;   \
+    }
+
+// in [groups][l.in][8] -> out [groups][l.out][8]
+void dense_forward(const Dense& l, const float* params, const float* in, float* out, size_t groups, bool relu) {
+    const size_t gi = static_cast<size_t>(l.in) * LANES, go = static_cast<size_t>(l.out) * LANES;
+    for (int o = 0; o < l.out; o += 6) {
+        const int m = l.out - o < 6 ? l.out - o : 6;
+        const float* w = params + l.weight + static_cast<size_t>(o) * l.in;
+        const float* bias = params + l.bias + o;
+        size_t g = 0;
+        for (; g + 2 <= groups; g += 2)
+            TILE_ROWS(forward_tile, 2, m, l, w, bias, in + g * gi, out + g * go + o * LANES, relu)
+        if (g < groups) TILE_ROWS(forward_tile, 1, m, l, w, bias, in + g * gi, out + g * go + o * LANES, relu)
+    }
+}
+
+// d [groups][l.out][8] -> dx [groups][l.in][8]
+void dense_input_gradient(const Dense& l, const float* params, const float* d, float* dx, size_t groups) {
+    const size_t gi = static_cast<size_t>(l.in) * LANES, go = static_cast<size_t>(l.out) * LANES;
+    for (int k = 0; k < l.in; k += 6) {
+        const int m = l.in - k < 6 ? l.in - k : 6;
+        const float* w = params + l.weight + k;
+        size_t g = 0;
+        for (; g + 2 <= groups; g += 2)
+            TILE_ROWS(input_tile, 2, m, l, w, d + g * go, dx + g * gi + static_cast<size_t>(k) * LANES)
+        if (g < groups) TILE_ROWS(input_tile, 1, m, l, w, d + g * go, dx + g * gi + static_cast<size_t>(k) * LANES)
+    }
+}
+
+void dense_weight_gradient(const Dense& l, Workspace& ws, const float* x, const float* d, size_t groups,
+                           float* grad) {
+    const size_t xs = up8(l.in), ds = up8(l.out), samples = groups * LANES;
+    ws.rows_x.need(samples * xs);
+    ws.rows_d.need(samples * ds);
+    for (size_t g = 0; g < groups; ++g) {
+        lanes_to_rows(x + g * l.in * LANES, l.in, ws.rows_x + g * LANES * xs, xs);
+        lanes_to_rows(d + g * l.out * LANES, l.out, ws.rows_d + g * LANES * ds, ds);
+    }
+    for (int k = 0; k < l.in; k += 16) {
+        const int columns = l.in - k < 16 ? l.in - k : 16;
+        for (int o = 0; o < l.out; o += 6) {
+            const int m = l.out - o < 6 ? l.out - o : 6;
+            float* out = grad + l.weight + static_cast<size_t>(o) * l.in + k;
+            if (columns > 8)
+                TILE_ROWS(weight_tile, 2, m, l, samples, ws.rows_d + o, ds, ws.rows_x + k, xs, out, columns)
+            else
+                TILE_ROWS(weight_tile, 1, m, l, samples, ws.rows_d + o, ds, ws.rows_x + k, xs, out, columns)
+        }
+    }
+    float* bias = grad + l.bias;
+    for (int o = 0; o < l.out; ++o) {
+        v8 sum = splat(0);
+        for (size_t g = 0; g < groups; ++g) sum += load(d + (g * l.out + o) * LANES);
+        float s = 0;
+        for (int i = 0; i < 8; ++i) s += sum[i];
+        bias[o] = s;
+    }
+}
+
+void mask_inactive(const float* act, float* d, size_t vectors) {
+    for (size_t k = 0; k < vectors; ++k) {
+        const v8 a = load(act + k * LANES);
+        store(d + k * LANES, a <= splat(0) ? splat(0) : load(d + k * LANES));
+    }
+}
+
+// --------------------------------------------------------------------------------- whole network
+
+void prepare_tape(const Plan& p, Tape& t, size_t groups, bool keep) {
+    for (int b = 0; b < p.blocks; ++b) {
+        const Block& k = p.block[b];
+        t.pooled[b].need(groups * k.out_lanes);
+        if (keep) t.arg[b].need(groups * LANES * k.out * k.windows8);
+    }
+    for (int l = 0; l < p.dense; ++l) t.dense[l].need(groups * p.layer[l].out * LANES);
+}
+
+void pack_weights(const Plan& p, Workspace& ws, const float* theta) {
+    for (int b = 0; b < p.blocks; ++b) {
+        const Block& k = p.block[b];
+        ws.packed[b].need(static_cast<size_t>(k.out) * k.in * TAPS);
+        pack_forward(k, theta, ws.packed[b]);
+    }
+    ws.input.need(p.block[0].in_lanes);
+}
+
+// Forward pass of the extractor over batch positions [first, first+n); weights are packed already.
+// With keep the arg-max codes are kept for a backward pass. Returns the features in lanes.
+const float* extract(const Plan& p, Workspace& ws, Tape& t, const float* theta, const Data& d, int64_t first,
+                     int64_t n, bool keep) {
+    const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+    prepare_tape(p, t, groups, keep);
+    if (keep)
+        for (int b = 0; b < p.blocks; ++b) ws.arg.need(p.block[b].out_lanes);
+    for (size_t g = 0; g < groups; ++g) {
+        load_group(p, d, first + static_cast<int64_t>(g) * LANES, first + n, ws.input);
+        const float* in = ws.input;
+        for (int b = 0; b < p.blocks; ++b) {
+            const Block& k = p.block[b];
+            float* out = t.pooled[b] + g * k.out_lanes;
+            if (keep) {
+                conv_forward<true>(k, in, ws.packed[b], theta, out, ws.arg);
+                split_codes(k, ws.arg, t.arg[b] + g * LANES * k.out * k.windows8);
+            } else {
+                conv_forward<false>(k, in, ws.packed[b], theta, out, nullptr);
+            }
+            in = out;
+        }
+    }
+    const float* in = t.pooled[p.blocks - 1];
+    for (int l = 0; l < p.dense; ++l) {
+        dense_forward(p.layer[l], theta, in, t.dense[l], groups, true);
+        in = t.dense[l];
+    }
+    t.samples = n;
+    return in;
+}
+
+// Gradient of theta from the gradient of the features (lanes, in ws.grad_a, destroyed).
+void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* theta, const Data& data,
+                      int64_t first, int64_t n, float* grad) {
+    const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+    float* d = ws.grad_a;
+    float* other = ws.grad_b;
+    for (int l = p.dense - 1; l >= 0; --l) {
+        const Dense& k = p.layer[l];
+        const float* in = l ? t.dense[l - 1] : t.pooled[p.blocks - 1];
+        mask_inactive(t.dense[l], d, groups * k.out);
+        dense_weight_gradient(k, ws, in, d, groups, grad);
+        dense_input_gradient(k, theta, d, other, groups);
+        float* swap = d;
+        d = other;
+        other = swap;
+    }
+    size_t pixels = 0, dpixels = 0, channels = 0, list = 0;
+    for (int b = 0; b < p.blocks; ++b) {
+        const Block& k = p.block[b];
+        const size_t size = static_cast<size_t>(k.out) * KERNEL * k.vecs * 8;
+        ws.dpatch[b].need(size);
+        std::memset(ws.dpatch[b].data, 0, size * sizeof(float));
+        std::memset(grad + k.bias, 0, k.out * sizeof(float));
+        if (b) {
+            ws.patch[b].need(size);
+            pack_patch(k, theta, ws.patch[b]);
+            dpixels = dpixels < k.pixel_stride ? k.pixel_stride : dpixels;
+        }
+        pixels = pixels < k.pixel_stride ? k.pixel_stride : pixels;
+        const size_t c = k.out * k.windows8;
+        channels = channels < c ? c : channels;
+        list = list < k.windows8 ? k.windows8 : list;
+    }
+    ws.pixels.need(pixels * LANES);
+    ws.dpixels.need(dpixels * LANES);
+    ws.dchannels.need(channels * LANES);
+    ws.list_g.need(list + 8);
+    ws.list_at.need(list + 8);
+    for (size_t g = 0; g < groups; ++g) {
+        for (int b = p.blocks - 1; b >= 0; --b) {
+            const Block& k = p.block[b];
+            const size_t sample = k.out * k.windows8;
+            if (b == p.blocks - 1) {
+                for (int o = 0; o < k.out; ++o)
+                    lanes_to_rows(d + g * k.out_lanes + o * k.windows * LANES, k.windows,
+                                  ws.dchannels + o * k.windows8, sample);
+            } else {
+                const size_t stride = p.block[b + 1].pixel_stride;
+                for (int s = 0; s < LANES; ++s)
+                    pixels_to_channels(ws.dpixels + s * stride, k.windows, k.out, ws.dchannels + s * sample,
+                                       k.windows8);
+            }
+            if (b) {
+                lanes_to_pixels(k, t.pooled[b - 1] + g * k.in_lanes, ws.pixels);
+                std::memset(ws.dpixels.data, 0, k.pixel_stride * LANES * sizeof(float));
+            } else {
+                load_group(p, data, first + static_cast<int64_t>(g) * LANES, first + n, ws.input);
+                lanes_to_pixels(k, ws.input, ws.pixels);
+            }
+            const size_t patch = static_cast<size_t>(KERNEL) * k.vecs * 8;
+            const uint8_t* code = t.arg[b] + g * LANES * sample;
+            for (int s = 0; s < LANES; ++s)
+                for (int o = 0; o < k.out; ++o) {
+                    const size_t at = s * sample + o * k.windows8;
+                    const int found = collect(k, ws.dchannels + at, code + at, ws.list_g, ws.list_at);
+                    weight_gradient(k, ws.list_g, ws.list_at, found, ws.pixels + s * k.pixel_stride,
+                                    ws.dpatch[b] + o * patch);
+                    float sum = 0;
+                    for (int e = 0; e < found; ++e) sum += ws.list_g[e];
+                    grad[k.bias + o] += sum;
+                    if (b)
+                        input_gradient(k, ws.list_g, ws.list_at, found, ws.patch[b] + o * patch,
+                                       ws.dpixels + s * k.pixel_stride);
+                }
+        }
+    }
+    for (int b = 0; b < p.blocks; ++b) unpack_patch(p.block[b], ws.dpatch[b], grad);
+}
+
+void need_gradients(const Plan& p, Workspace& ws, size_t groups) {
+    size_t widest = p.features > p.classes ? p.features : p.classes;
+    for (int l = 0; l < p.dense; ++l) widest = widest < size_t(p.layer[l].in) ? p.layer[l].in : widest;
+    ws.grad_a.need(groups * widest * LANES);
+    ws.grad_b.need(groups * widest * LANES);
+}
+
+// ------------------------------------------------------------------------------------ loss and SGD
+
+// exp(x) for x <= 0 to about one unit in the last place; NaN stays NaN.
+INLINE v8 exp_negative(v8 x) {
+    const v8 floor = splat(-87.0f);
+    x = x < floor ? floor : x;
+    const v8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+    const v8 shifted = x * splat(1.44269504088896341f) + magic;
+    const v8 k = shifted - magic;
+    v8 r = x - k * splat(0.693145751953125f);
+    r = r - k * splat(1.42860682030941723e-6f);
+    v8 q = splat(1.0f / 5040);
+    q = q * r + splat(1.0f / 720);
+    q = q * r + splat(1.0f / 120);
+    q = q * r + splat(1.0f / 24);
+    q = q * r + splat(1.0f / 6);
+    q = q * r + splat(0.5f);
+    q = q * (r * r) + r;
+    q = q + splat(1.0f);
+    i8x bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + splat_i(127 - 0x4B400000)) << 23;
+    v8 power;
+    std::memcpy(&power, &bits, sizeof power);
+    return x != x ? x : q * power;
+}
+
+// Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses.
+double cross_entropy(int classes, float* logits, const int64_t* label, int64_t n) {
+    double total = 0;
+    const float share = 1.0f / static_cast<float>(n);
+    for (int64_t first = 0; first < n; first += LANES, logits += static_cast<size_t>(classes) * LANES) {
+        v8 top = load(logits);
+        for (int c = 1; c < classes; ++c) {
+            const v8 v = load(logits + c * LANES);
+            top = v > top ? v : top;
+        }
+        float picked[8];
+        const int live = n - first < LANES ? static_cast<int>(n - first) : LANES;
+        for (int i = 0; i < live; ++i) picked[i] = logits[label[first + i] * LANES + i] - top[i];
+        v8 sum = splat(0);
+        for (int c = 0; c < classes; ++c) {
+            const v8 e = exp_negative(load(logits + c * LANES) - top);
+            sum += e;
+            store(logits + c * LANES, e);
+        }
+        v8 factor = splat(0);
+        for (int i = 0; i < live; ++i) {
+            total += static_cast<double>(std::log(sum[i]) - picked[i]);
+            factor[i] = share / sum[i];
+        }
+        for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) * factor);
+        for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= share;
+    }
+    return total;
+}
+
+struct Optimiser {
+    float momentum, decay, rho;
+};
+
+void sgd(size_t size, float* __restrict w, float* __restrict v, const float* __restrict g,
+         const float* __restrict anchor, float lr, const Optimiser& o) {
+    const float m = o.momentum, wd = o.decay, rho = o.rho;
+    if (anchor && rho != 0) {
+        for (size_t k = 0; k < size; ++k) {
+            const float step = m * v[k] + (g[k] + wd * w[k] + rho * (w[k] - anchor[k]));
+            v[k] = step;
+            w[k] -= lr * step;
+        }
+    } else if (wd != 0) {
+        for (size_t k = 0; k < size; ++k) {
+            const float step = m * v[k] + (g[k] + wd * w[k]);
+            v[k] = step;
+            w[k] -= lr * step;
+        }
+    } else {
+        for (size_t k = 0; k < size; ++k) {
+            const float step = m * v[k] + g[k];
+            v[k] = step;
+            w[k] -= lr * step;
+        }
+    }
+}
+
+int check_index(const Data& d, int64_t n) {
+    if (!d.index) return d.start >= 0 && n >= 0 && d.start <= d.total - n ? OK : BAD_INDEX;
+    for (int64_t i = 0; i < n; ++i)
+        if (d.index[i] < 0 || d.index[i] >= d.total) return BAD_INDEX;
+    return OK;
+}
+
+// lanes [groups][width][8] -> out [n][width]
+void lanes_to_batch(const float* lanes, size_t width, int64_t n, float* out) {
+    float block[8][8];
+    for (int64_t first = 0; first < n; first += LANES, lanes += width * LANES) {
+        const int live = n - first < LANES ? static_cast<int>(n - first) : LANES;
+        float* to = out + static_cast<size_t>(first) * width;
+        for (size_t k = 0; k < width; k += 8) {
+            v8 r[8];
+            const size_t m = width - k < 8 ? width - k : 8;
+            for (size_t i = 0; i < 8; ++i) r[i] = i < m ? load(lanes + (k + i) * LANES) : splat(0);
+            transpose8(r);
+            for (int i = 0; i < live; ++i) {
+                if (m == 8) {
+                    storeu(to + i * width + k, r[i]);
+                } else {
+                    storeu(block[i], r[i]);
+                    std::memcpy(to + i * width + k, block[i], m * sizeof(float));
+                }
+            }
+        }
+    }
+}
+
+// batch [n][width] -> lanes, lanes beyond n zero
+void batch_to_lanes(const float* batch, size_t width, int64_t n, const float* zeros, float* lanes) {
+    for (int64_t first = 0; first < n; first += LANES, lanes += width * LANES) {
+        const float* row[8];
+        for (int i = 0; i < 8; ++i)
+            row[i] = first + i < n ? batch + static_cast<size_t>(first + i) * width : zeros;
+        rows_to_lanes(row, width, lanes);
+    }
+}
+
+template <class F>
+int guarded(F&& f) {
+    try {
+        return f();
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    } catch (...) {
+        return BAD_CALL;
+    }
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------ C ABI
+
+API int fedapa_abi() { return 1; }
+
+API int fedapa_cpu_has_avx2() {
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 0;
+#endif
+}
+
+API void fedapa_plan_free(void* plan) { delete static_cast<Plan*>(plan); }
+API void fedapa_workspace_free(void* ws) { delete static_cast<Workspace*>(ws); }
+API void fedapa_tape_free(void* tape) { delete static_cast<Tape*>(tape); }
+API void* fedapa_workspace_new() { return new (std::nothrow) Workspace(); }
+API void* fedapa_tape_new() { return new (std::nothrow) Tape(); }
+
+// mean and std may both be null: input is then used as it is (uint8 is divided by 255).
+API void* fedapa_plan_new(int channels, int side, int blocks, const int* convs, int dense, const int* hidden,
+                          int classes, const float* mean, const float* std) {
+    if (channels < 1 || blocks < 1 || blocks > MAX_BLOCKS || dense < 0 || dense > MAX_DENSE || classes < 1)
+        return nullptr;
+    Plan* plan = nullptr;
+    const int status = guarded([&] {
+        plan = new Plan();
+        Plan& p = *plan;
+        p.channels = channels;
+        p.side = side;
+        p.blocks = blocks;
+        p.dense = dense;
+        p.classes = classes;
+        p.sample_size = static_cast<size_t>(channels) * side * side;
+        size_t at = 0;
+        int in = channels, s = side;
+        for (int b = 0; b < blocks; ++b) {
+            Block& k = p.block[b];
+            if (s < KERNEL + 1 || convs[b] < 1) return static_cast<int>(BAD_CALL);
+            k.in = in;
+            k.side = s;
+            k.out = convs[b];
+            k.pooled = (s - KERNEL + 1) / 2;
+            k.vecs = static_cast<int>(up8(static_cast<size_t>(KERNEL) * in) / 8);
+            k.weight = at;
+            at += static_cast<size_t>(k.out) * in * TAPS;
+            k.bias = at;
+            at += k.out;
+            k.windows = static_cast<size_t>(k.pooled) * k.pooled;
+            k.windows8 = up8(k.windows);
+            const size_t area = static_cast<size_t>(s) * s;
+            k.in_lanes = area * in * LANES;
+            k.out_lanes = k.out * k.windows * LANES;
+            k.pixel_stride = up8(area * in) + 8 * up8(in) + 8;
+            k.pixel_source.need(up8(area * in));
+            for (size_t pixel = 0; pixel < area; ++pixel)
+                for (int c = 0; c < in; ++c)
+                    k.pixel_source[pixel * in + c] = static_cast<int32_t>(c * area + pixel);
+            k.window_offset.need(k.windows8);
+            for (int y = 0; y < k.pooled; ++y)
+                for (int x = 0; x < k.pooled; ++x) k.window_offset[y * k.pooled + x] = (2 * y * s + 2 * x) * in;
+            in = k.out;
+            s = k.pooled;
+        }
+        int width = in * s * s;
+        for (int l = 0; l < dense; ++l) {
+            Dense& k = p.layer[l];
+            if (hidden[l] < 1) return static_cast<int>(BAD_CALL);
+            k.in = width;
+            k.out = hidden[l];
+            k.weight = at;
+            at += static_cast<size_t>(k.in) * k.out;
+            k.bias = at;
+            at += k.out;
+            width = k.out;
+        }
+        p.features = width;
+        p.theta_size = at;
+        p.head.in = width;
+        p.head.out = classes;
+        p.head.weight = 0;
+        p.head.bias = static_cast<size_t>(width) * classes;
+        p.phi_size = p.head.bias + classes;
+        p.normalise = mean && std;
+        p.scale.need(channels);
+        p.shift.need(channels);
+        p.scale_f32.need(channels);
+        p.shift_f32.need(channels);
+        for (int c = 0; c < channels; ++c) {
+            const double m = p.normalise ? mean[c] : 0.0, q = p.normalise ? std[c] : 1.0;
+            p.scale[c] = static_cast<float>(1.0 / (255.0 * q));
+            p.scale_f32[c] = static_cast<float>(1.0 / q);
+            p.shift[c] = p.shift_f32[c] = static_cast<float>(-m / q);
+        }
+        return static_cast<int>(OK);
+    });
+    if (status != OK) {
+        delete plan;
+        return nullptr;
+    }
+    return plan;
+}
+
+API int64_t fedapa_theta_size(const void* plan) { return static_cast<const Plan*>(plan)->theta_size; }
+API int64_t fedapa_phi_size(const void* plan) { return static_cast<const Plan*>(plan)->phi_size; }
+API int64_t fedapa_feature_size(const void* plan) { return static_cast<const Plan*>(plan)->features; }
+
+// Features with a tape: z [n][d].
+API int fedapa_features(const void* plan, void* workspace, void* tape, const float* theta, const void* x,
+                        int is_u8, int64_t total, const int64_t* index, int64_t start, int64_t n, float* z) {
+    return guarded([&] {
+        const Plan& p = *static_cast<const Plan*>(plan);
+        Workspace& ws = *static_cast<Workspace*>(workspace);
+        const Data d{x, is_u8, total, index, start};
+        const int status = check_index(d, n);
+        if (status != OK || n == 0) return status;
+        pack_weights(p, ws, theta);
+        lanes_to_batch(extract(p, ws, *static_cast<Tape*>(tape), theta, d, 0, n, true), p.features, n, z);
+        return static_cast<int>(OK);
+    });
+}
+
+// Gradient of theta from dz [n][d] and the tape of the same theta, x and index.
+API int fedapa_backward(const void* plan, void* workspace, const void* tape, const float* theta, const void* x,
+                        int is_u8, int64_t total, const int64_t* index, int64_t start, int64_t n,
+                        const float* dz, float* grad) {
+    return guarded([&] {
+        const Plan& p = *static_cast<const Plan*>(plan);
+        Workspace& ws = *static_cast<Workspace*>(workspace);
+        const Tape& t = *static_cast<const Tape*>(tape);
+        const Data d{x, is_u8, total, index, start};
+        const int status = check_index(d, n);
+        if (status != OK) return status;
+        if (n == 0 || t.samples != n) return static_cast<int>(BAD_CALL);
+        need_gradients(p, ws, static_cast<size_t>((n + LANES - 1) / LANES));
+        ws.input.need(p.block[0].in_lanes);
+        Buffer<float> zeros;
+        zeros.need(p.features);
+        batch_to_lanes(dz, p.features, n, zeros, ws.grad_a);
+        extract_backward(p, ws, t, theta, d, 0, n, grad);
+        return static_cast<int>(OK);
+    });
+}
+
+// Local training with cross-entropy and SGD, in place. Batch b is order[bounds[b] .. bounds[b+1]).
+// The reported loss is the mean over the samples of batches report_from and later. A loss that is not
+// finite stops the training before its update: NOT_FINITE, with the batch in *failed.
+API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi, float* v_theta, float* v_phi,
+                     const void* x, int is_u8, const int64_t* y, int64_t total, const int64_t* order,
+                     const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi, float momentum,
+                     float decay, const float* anchor_theta, const float* anchor_phi, float rho,
+                     int train_theta, int train_phi, int64_t report_from, double* loss, int64_t* failed) {
+    return guarded([&] {
+        const Plan& p = *static_cast<const Plan*>(plan);
+        Workspace& ws = *static_cast<Workspace*>(workspace);
+        *failed = -1;
+        *loss = 0;
+        if (batches < 0 || bounds[0] != 0) return static_cast<int>(BAD_CALL);
+        for (int64_t b = 0; b < batches; ++b)
+            if (bounds[b + 1] <= bounds[b]) return static_cast<int>(BAD_CALL);
+        Data d{x, is_u8, total, order, 0};
+        const int status = check_index(d, bounds[batches]);
+        if (status != OK) return status;
+        for (int64_t i = 0; i < bounds[batches]; ++i)
+            if (y[order[i]] < 0 || y[order[i]] >= p.classes) return static_cast<int>(BAD_LABEL);
+        ws.theta_grad.need(p.theta_size);
+        ws.phi_grad.need(p.phi_size);
+        Buffer<int64_t> label;
+        const Optimiser o{momentum, decay, rho};
+        double sum = 0;
+        int64_t seen = 0;
+        for (int64_t b = 0; b < batches; ++b) {
+            const int64_t first = bounds[b], n = bounds[b + 1] - first;
+            const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+            if (b == 0 || train_theta) pack_weights(p, ws, theta);
+            need_gradients(p, ws, groups);
+            ws.logits.need(groups * p.classes * LANES);
+            label.need(n);
+            for (int64_t i = 0; i < n; ++i) label[i] = y[order[first + i]];
+            const float* z = extract(p, ws, ws.tape, theta, d, first, n, train_theta);
+            dense_forward(p.head, phi, z, ws.logits, groups, false);
+            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            if (!std::isfinite(batch)) {
+                *failed = b;
+                return static_cast<int>(NOT_FINITE);
+            }
+            if (b >= report_from) {
+                sum += batch;
+                seen += n;
+            }
+            if (train_theta) {
+                dense_input_gradient(p.head, phi, ws.logits, ws.grad_a, groups);
+                extract_backward(p, ws, ws.tape, theta, d, first, n, ws.theta_grad);
+            }
+            if (train_phi) {
+                dense_weight_gradient(p.head, ws, z, ws.logits, groups, ws.phi_grad);
+                sgd(p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi, o);
+            }
+            if (train_theta) sgd(p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta, o);
+        }
+        *loss = seen ? sum / static_cast<double>(seen) : 0;
+        return static_cast<int>(OK);
+    });
+}
+
+// Evaluation without a tape. Any of z [n][d], logits [n][classes] and correct may be null; phi only
+// matters for the last two. *not_a_number is set if a logit (or feature) is NaN.
+API int fedapa_evaluate(const void* plan, void* workspace, const float* theta, const float* phi, const void* x,
+                        int is_u8, const int64_t* y, int64_t total, const int64_t* index, int64_t start,
+                        int64_t n, float* z, float* logits, int64_t* correct, int* not_a_number) {
+    return guarded([&] {
+        const Plan& p = *static_cast<const Plan*>(plan);
+        Workspace& ws = *static_cast<Workspace*>(workspace);
+        Data d{x, is_u8, total, index, start};
+        const int status = check_index(d, n);
+        if (status != OK) return status;
+        const bool head = logits || correct;
+        i8x odd = splat_i(0);
+        int64_t hits = 0;
+        if (n) pack_weights(p, ws, theta);
+        for (int64_t first = 0; first < n; first += EVAL_GROUPS * LANES) {
+            const int64_t m = n - first < EVAL_GROUPS * LANES ? n - first : EVAL_GROUPS * LANES;
+            const size_t groups = static_cast<size_t>((m + LANES - 1) / LANES);
+            const float* f = extract(p, ws, ws.tape, theta, d, first, m, false);
+            if (z) lanes_to_batch(f, p.features, m, z + static_cast<size_t>(first) * p.features);
+            if (!head) continue;
+            ws.logits.need(groups * p.classes * LANES);
+            dense_forward(p.head, phi, f, ws.logits, groups, false);
+            if (logits) lanes_to_batch(ws.logits, p.classes, m, logits + static_cast<size_t>(first) * p.classes);
+            if (!correct) continue;
+            for (size_t g = 0; g < groups; ++g) {
+                const float* l = ws.logits + g * p.classes * LANES;
+                v8 best = load(l);
+                i8x arg = splat_i(0);
+                odd |= best != best;
+                for (int c = 1; c < p.classes; ++c) {
+                    const v8 v = load(l + c * LANES);
+                    const i8x take = v > best;
+                    odd |= v != v;
+                    best = take ? v : best;
+                    arg = take ? splat_i(c) : arg;
+                }
+                for (int i = 0; i < LANES; ++i) {
+                    const int64_t at = first + static_cast<int64_t>(g) * LANES + i;
+                    if (at < first + m) hits += arg[i] == y[d.at(at)];
+                }
+            }
+        }
+        if (correct) *correct = hits;
+        *not_a_number = 0;
+        for (int i = 0; i < 8; ++i) *not_a_number |= odd[i] != 0;
+        return static_cast<int>(OK);
+    });
+}

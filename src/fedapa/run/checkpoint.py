@@ -1,0 +1,123 @@
+"""Where a run stands, as one safetensors file per round: written aside, synced, renamed; checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedapa.core.tree import Tree, digest
+from fedapa.errors import RunError
+from fedapa.run.loop import State
+from fedapa.run.transport import Record
+
+NAME = re.compile(r"round-(\d{6})\.safetensors")
+KEEP = 2  # the newest, and one more in case the newest turns out to be damaged
+
+
+class Checkpoint(NamedTuple):
+    state: State
+    records: list[Record]
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write atomically, then drop what is older than the last few."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
+    tree = _flatten(checkpoint)
+    header = {"round": str(checkpoint.state.round), "clients": str(len(checkpoint.records)), "digest": digest(tree)}
+    write_atomically(path, save({k: v.contiguous() for k, v in tree.items()}, header))
+    for old in _all(folder)[:-KEEP]:
+        old.unlink()
+    return path
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The last sound checkpoint; a damaged one is passed over for the one before it."""
+    paths = _all(folder)
+    for path in reversed(paths):
+        try:
+            return read(path)
+        except RunError:
+            continue
+    if paths:
+        raise RunError(f"no checkpoint under {folder} can be read", "start the run again in a new folder")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tree = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: not a readable checkpoint ({error})") from error
+    if header.get("digest") != digest(tree):
+        raise RunError(f"{path}: its content does not match its digest")
+    return _unflatten(tree, int(header["round"]), int(header["clients"]))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing: a reader never sees a half-written file, not even after a power cut."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}", "is the disk full or the folder read-only?") from error
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, content: object) -> None:
+    write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("round-*") if NAME.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def _flatten(checkpoint: Checkpoint) -> Tree:
+    tree = {f"server/{k}": v for k, v in checkpoint.state.server.items()}
+    tree["last"] = torch.from_numpy(checkpoint.state.last)
+    for i, record in enumerate(checkpoint.records):
+        tree |= {f"client/{i}/{k}": v for k, v in record.state.items()}
+        tree |= {f"memory/{i}/{k}": v for k, v in record.memory.items()}
+    return tree
+
+
+def _unflatten(tree: Tree, round: int, clients: int) -> Checkpoint:
+    server = _under(tree, "server/", tree)
+    by_client: list[tuple[list[str], list[str]]] = [([], []) for _ in range(clients)]
+    for name in tree:
+        kind, _, rest = name.partition("/")
+        if kind in ("client", "memory"):
+            by_client[int(rest.partition("/")[0])][kind == "memory"].append(name)
+    records = [
+        Record(_under(tree, f"client/{i}/", mine), _under(tree, f"memory/{i}/", memory))
+        for i, (mine, memory) in enumerate(by_client)
+    ]
+    return Checkpoint(State(round, server, tree["last"].numpy().astype(np.int64)), records)
+
+
+def _under(tree: Tree, prefix: str, names: Iterable[str]) -> Tree:
+    return {name.removeprefix(prefix): tree[name] for name in names if name.startswith(prefix)}

@@ -1,0 +1,167 @@
+"""``run.db``: one SQLite file per run, written as the run goes, readable by anything at any time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapa.errors import InputError, RunError
+from fedapa.run.evaluate import Counts, Summary, summarise
+from fedapa.run.loop import RoundLog
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS client (
+    client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL, test INTEGER NOT NULL,
+    validation INTEGER NOT NULL, labels TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS round (
+    round INTEGER PRIMARY KEY, trained INTEGER NOT NULL, down_bytes INTEGER NOT NULL, up_bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL, training_seconds REAL NOT NULL, server_seconds REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS accuracy (
+    round INTEGER NOT NULL, phase TEXT NOT NULL, data TEXT NOT NULL, pooled REAL NOT NULL, mean REAL NOT NULL,
+    std REAL NOT NULL, worst REAL NOT NULL, worst10 REAL NOT NULL, PRIMARY KEY (round, phase, data));
+CREATE TABLE IF NOT EXISTS client_round (
+    round INTEGER NOT NULL, client INTEGER NOT NULL, trained INTEGER NOT NULL, down_bytes INTEGER NOT NULL,
+    up_bytes INTEGER NOT NULL, seconds REAL NOT NULL, before_correct INTEGER, before_total INTEGER,
+    before_valid_correct INTEGER, before_valid_total INTEGER, after_correct INTEGER, after_total INTEGER,
+    after_valid_correct INTEGER, after_valid_total INTEGER, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS watched (
+    round INTEGER NOT NULL, name TEXT NOT NULL, shape TEXT NOT NULL, float32 BLOB NOT NULL, PRIMARY KEY (round, name));
+CREATE TABLE IF NOT EXISTS event (
+    id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
+"""
+PER_ROUND = ("round", "accuracy", "client_round", "watched", "event")
+# What a resumed run repeats bit for bit; the other columns are times.
+TIMES = {"round": ("seconds", "training_seconds", "server_seconds"), "client_round": ("seconds",)}
+
+
+class Ledger:
+    """Writes one run's numbers; every round is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise RunError(f"cannot write {path}: {error}", "is the disk full or the folder read-only?") from error
+
+    def describe(self, meta: Mapping[str, str], clients: list[tuple[int, str, int, int, int, str]]) -> None:
+        with self._writing():
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
+            self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?, ?, ?)", clients)
+
+    def forget_from(self, round: int) -> None:
+        """Drop rounds that a resumed run will play again."""
+        with self._writing():
+            for table in PER_ROUND:
+                self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
+
+    def record(self, log: RoundLog, clients: int) -> None:
+        with self._writing():
+            self._db.execute("INSERT INTO round VALUES (?, ?, ?, ?, ?, ?, ?)", _round_row(log))
+            self._db.executemany("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _accuracy_rows(log))
+            rows = [_client_row(log, i) for i in range(clients)]
+            self._db.executemany(f"INSERT INTO client_round VALUES ({', '.join('?' * 14)})", rows)
+            watched = [(log.round, k, str(list(v.shape)), v.float().numpy().tobytes()) for k, v in log.watched.items()]
+            self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
+            for event in log.events:
+                self._db.execute("INSERT INTO event (round, client, kind, text) VALUES (?, ?, ?, ?)", event)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._db:
+                yield
+        except sqlite3.Error as error:
+            raise RunError(f"cannot write run.db: {error}", "is the disk full or the folder read-only?") from error
+
+
+def _round_row(log: RoundLog) -> tuple[Any, ...]:
+    seconds = sum(log.seconds.get(k, 0.0) for k in ("clients", "server"))
+    down, up = sum(log.down_bytes.values()), sum(log.up_bytes.values())
+    training, server = log.seconds.get("training", 0.0), log.seconds.get("server", 0.0)
+    return (log.round, len(log.trained), down, up, seconds, training, server)
+
+
+def _accuracy_rows(log: RoundLog) -> list[tuple[Any, ...]]:
+    rows = []
+    for phase, counts in (("before", log.before), ("after", log.after)):
+        for data, start in (("test", 0), ("validation", 2)):
+            if counts is not None and counts[:, start + 1].sum() > 0:
+                found = summarise(counts[:, start], counts[:, start + 1])
+                rows.append((log.round, phase, data, *found.as_dict().values()))
+    return rows
+
+
+def _client_row(log: RoundLog, i: int) -> tuple[Any, ...]:
+    before = [None] * 4 if log.before is None else log.before[i].tolist()
+    after = [None] * 4 if log.after is None else log.after[i].tolist()
+    return (
+        log.round, i, int(i in log.trained), log.down_bytes.get(i, 0), log.up_bytes.get(i, 0),
+        log.client_seconds.get(i, 0.0), *before, *after,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A read-only view of a finished or running run."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist", "name a run folder; `fedapa run` makes one")
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        db.execute("SELECT 1 FROM meta LIMIT 1")
+        yield db
+    except sqlite3.DatabaseError as error:
+        raise InputError(f"{path} is not a readable run.db: {error}", "restore it, or run again") from error
+    finally:
+        db.close()
+
+
+def meta(db: sqlite3.Connection) -> dict[str, str]:
+    return dict(db.execute("SELECT key, value FROM meta"))
+
+
+def curve(db: sqlite3.Connection, phase: str, data: str = "test") -> list[tuple[int, Summary]]:
+    """(round, summary) over the evaluated rounds."""
+    query = "SELECT round, pooled, mean, std, worst, worst10 FROM accuracy WHERE phase=? AND data=? ORDER BY round"
+    return [(row[0], Summary(*row[1:])) for row in db.execute(query, (phase, data))]
+
+
+def client_counts(db: sqlite3.Connection, round: int, phase: str) -> Counts:
+    """[M, 2] correct and total of every client on its test data."""
+    query = f"SELECT {phase}_correct, {phase}_total FROM client_round WHERE round=? ORDER BY client"
+    return np.array(db.execute(query, (round,)).fetchall(), dtype=np.int64).reshape(-1, 2)
+
+
+def bytes_per_visit(db: sqlite3.Connection) -> float:
+    """Mean bytes down and up of one trained client in one round."""
+    row = db.execute("SELECT avg(down_bytes + up_bytes) FROM client_round WHERE trained=1").fetchone()
+    return float(row[0] or 0.0)
+
+
+def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
+    return db.execute("SELECT round, client, kind, text FROM event ORDER BY id").fetchall()
+
+
+def numbers(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every number of a run but its times: what must be equal after a crash and a resume."""
+    with reading(path) as db:
+        found = {}
+        for table in (*PER_ROUND, "client"):
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            kept = [c for c in columns if c not in TIMES.get(table, ()) and c != "id"]
+            found[table] = db.execute(f"SELECT {', '.join(kept)} FROM {table} ORDER BY 1, 2").fetchall()
+        return found

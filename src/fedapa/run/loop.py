@@ -1,0 +1,260 @@
+"""The only round loop: draw clients, send, gather, refuse what is unsound, let the server learn, write it all down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol, overload
+
+import numpy as np
+import torch
+
+from fedapa.core.tree import Tree, count_bytes, find_fault
+from fedapa.data.federated import Split
+from fedapa.errors import InputError, RunError
+from fedapa.methods.method import Method, Schedule
+from fedapa.run.evaluate import Counts, Score
+from fedapa.run.transport import Reply, Request, Transport
+from fedapa.task.local import Local, stream
+from fedapa.task.task import Task
+
+DONATE_ABOVE = 256 * 2**20  # a server state larger than this is updated in place, without a second copy
+KEEP_SENT = 256 * 2**20  # bytes of sent messages kept at hand; the rest is computed again when needed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loop needs to know beyond the task."""
+
+    rounds: int = 50
+    participation: tuple[float, float] = (0.6, 1.0)
+    schedule: Schedule | Literal["auto"] = "auto"
+    seed: int = 0
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        low, high = self.participation
+        if self.rounds < 1:
+            raise InputError(f"rounds is {self.rounds}", "at least one round is needed")
+        if not 0 < low <= high <= 1:
+            raise InputError(f"participation is {low:g} to {high:g}", "shares must satisfy 0 < low <= high <= 1")
+        if self.evaluate_every < 1:
+            raise InputError(f"evaluate_every is {self.evaluate_every}", "1 evaluates every round")
+
+
+class Event(NamedTuple):
+    round: int
+    client: int | None
+    kind: str
+    text: str
+
+
+@dataclass
+class RoundLog:
+    """Everything one round leaves behind; rows are clients."""
+
+    round: int
+    trained: list[int]
+    before: Counts | None = None  # [M, 4]: correct, total, correct and total on validation data
+    after: Counts | None = None
+    down_bytes: dict[int, int] = field(default_factory=dict)
+    up_bytes: dict[int, int] = field(default_factory=dict)
+    client_seconds: dict[int, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    watched: Tree = field(default_factory=dict)
+
+
+class State(NamedTuple):
+    """Where a run stands between two rounds, beside the clients' own records."""
+
+    round: int  # rounds done
+    server: Tree
+    last: Counts  # [M, 4] score of every client's last trained state; -1 where not yet known
+
+
+class Sink(Protocol):
+    def __call__(self, log: RoundLog, state: State) -> None: ...
+
+
+class Sent(Sequence[Tree]):
+    """What was sent to each client: kept while it is small, computed again by ``send`` when it is not."""
+
+    def __init__(self, method: Method, task: Task, server: Tree, ids: Sequence[int]) -> None:
+        self._send = lambda i: method.send(task, server, i)
+        self._ids, self._kept, self._room = list(ids), dict[int, Tree](), KEEP_SENT
+        self.bytes: dict[int, int] = {}
+
+    def to(self, i: int) -> Tree:
+        if i in self._kept:
+            return self._kept[i]
+        down = self._send(i)
+        self.bytes[i] = count_bytes(down)
+        if self.bytes[i] <= self._room:
+            self._room -= self.bytes[i]
+            self._kept[i] = down
+        return down
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, k: int) -> Tree: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Tree]: ...
+    def __getitem__(self, k: int | slice) -> Tree | list[Tree]:
+        return [self.to(i) for i in self._ids[k]] if isinstance(k, slice) else self.to(self._ids[k])
+
+
+def start(method: Method, task: Task, seed: int) -> tuple[State, Tree]:
+    """The state before the first round, and what every client starts with."""
+    server, client = method.init(task, seed)
+    return State(0, server, np.full((task.clients, 4), -1, dtype=np.int64)), client
+
+
+def draw(plan: Plan, clients: int, t: int) -> list[int]:
+    """Who takes part in round t: a number between the two shares, then that many clients, in random order."""
+    low, high = (math.ceil(share * clients - 1e-9) for share in plan.participation)
+    random = stream(plan.seed, 3, t)
+    count = int(random.integers(max(low, 1), max(high, 1) + 1))
+    return [int(i) for i in random.choice(clients, count, replace=False)]
+
+
+def expected_upload(method: Method, task: Task, sample: torch.Tensor) -> Tree:
+    """A sound upload to compare others with, from a dry visit to a client with one blank sample."""
+    task = replace(task, training=replace(task.training, epochs=0), donate=False)
+    server, client = method.init(task, 0)
+    local = Local(task, 0, 0, 0, Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64)))
+    down = method.send(task, server, 0)
+    return method.train(task, method.receive(task, client, down, local), down, local)[1]
+
+
+def run(
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, sink: Sink
+) -> State:
+    """Play all rounds that are left."""
+    schedule = method.schedule if plan.schedule == "auto" else plan.schedule
+    play = play_parallel if schedule == "parallel" else play_sequential
+    while state.round < plan.rounds:
+        log = RoundLog(state.round, draw(plan, task.clients, state.round))
+        state = play(method, task, transport, plan, state, like, log)
+        sink(log, state)
+    return state
+
+
+def play_parallel(
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, log: RoundLog
+) -> State:
+    """All clients of the round see the same server."""
+    begin = time.perf_counter()
+    everyone = range(task.clients)
+    sent = Sent(method, task, state.server, everyone)
+    requests = [_request(plan, state, sent, i, i in set(log.trained)) for i in everyone]
+    replies = {r.client: r for r in transport.exchange([r for r in requests if r.train or r.evaluate])}
+    served = time.perf_counter()
+    server = _learn(method, task, transport, state.server, sorted(log.trained), sent, replies, like, log)
+    log.seconds["clients"] = served - begin
+    log.seconds["server"] = time.perf_counter() - served
+    return _close(method, task, plan, state, server, replies, log)
+
+
+def play_sequential(
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, log: RoundLog
+) -> State:
+    """Every client sees what the ones before it left; idle clients are shown the server as the round began."""
+    begin = time.perf_counter()
+    server = state.server
+    idle = [i for i in range(task.clients) if i not in set(log.trained)]
+    sent = Sent(method, task, server, idle)
+    shows = [_request(plan, state, sent, i, False) for i in idle]
+    replies = {r.client: r for r in transport.exchange([r for r in shows if r.evaluate])}
+    order, log.trained = log.trained, []
+    for i in order:
+        sent = Sent(method, task, server, [i])
+        replies |= {r.client: r for r in transport.exchange([_request(plan, state, sent, i, True)])}
+        log.trained.append(i)
+        server = _learn(method, task, transport, server, [i], sent, replies, like, log)
+    log.seconds["clients"] = time.perf_counter() - begin
+    return _close(method, task, plan, state, server, replies, log)
+
+
+def _request(plan: Plan, state: State, sent: Sent, i: int, train: bool) -> Request:
+    last = state.round == plan.rounds - 1
+    evaluate = last or state.round % plan.evaluate_every == 0
+    unknown = evaluate and not train and state.last[i, 1] < 0
+    return Request(state.round, i, _bind(sent, i), train, evaluate, unknown)
+
+
+def _bind(sent: Sent, i: int) -> Callable[[], Tree]:
+    return lambda: sent.to(i)
+
+
+def _learn(
+    method: Method,
+    task: Task,
+    transport: Transport,
+    server: Tree,
+    ids: Sequence[int],
+    sent: Sent,
+    replies: dict[int, Reply],
+    like: Tree,
+    log: RoundLog,
+) -> Tree:
+    """Let the server absorb the sound uploads of ``ids``; the others are logged and leave no trace."""
+    sound = [i for i in ids if _is_sound(task, i, replies.get(i), like, log)]
+    transport.commit(sound)
+    log.trained = [i for i in log.trained if i in set(sound) or i not in set(ids)]
+    log.down_bytes |= {i: sent.bytes[i] for i in ids if i in sent.bytes}
+    log.up_bytes |= {i: count_bytes(replies[i].up or {}) for i in sound}
+    if not sound:
+        return server
+    chosen = Sent(method, task, server, sound)
+    chosen._kept = sent._kept
+    donated = replace(task, donate=count_bytes(server) > DONATE_ABOVE)
+    server = method.absorb(donated, server, sound, chosen, [replies[i].up or {} for i in sound])
+    for name, leaf in server.items():
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            raise RunError(f"the server's {name} is no longer finite after round {log.round + 1}", "lower the rates")
+    return server
+
+
+def _is_sound(task: Task, i: int, reply: Reply | None, like: Tree, log: RoundLog) -> bool:
+    if reply is None or reply.up is None:
+        log.events.append(Event(log.round, i, "absent", f"{task.name(i)} did not answer"))
+        return False
+    if fault := reply.fault or find_fault(reply.up, like):
+        log.events.append(Event(log.round, i, "refused", f"{task.name(i)} refused: {fault}"))
+        return False
+    return True
+
+
+def _close(
+    method: Method, task: Task, plan: Plan, state: State, server: Tree, replies: dict[int, Reply], log: RoundLog
+) -> State:
+    if not log.trained:
+        _nobody(log)
+    last = state.last.copy()
+    trained, blank = set(log.trained), Score(0, 0)
+    for i, reply in replies.items():
+        if reply.after is not None and (i in trained or reply.up is None):
+            last[i] = reply.after
+    if any(reply.before is not None for reply in replies.values()):
+        shown = [replies[i].before if i in replies else None for i in range(task.clients)]
+        log.before = np.array([row or blank for row in shown], dtype=np.int64)
+        log.after = last.clip(min=0)
+    log.client_seconds = {i: r.seconds for i, r in replies.items()}
+    log.seconds["training"] = sum(r.train_seconds for r in replies.values())
+    log.watched = method.watch(server)
+    return State(state.round + 1, server, last)
+
+
+def _nobody(log: RoundLog) -> None:
+    refused = [e for e in log.events if e.kind == "refused"]
+    if refused and len(refused) == len(log.events):
+        raise RunError(
+            f"round {log.round + 1}: every upload was refused; first: {refused[0].text}",
+            "training diverged: lower the learning rate",
+        )
+    log.events.append(Event(log.round, None, "empty", "no client answered; the server stayed as it was"))

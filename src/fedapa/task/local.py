@@ -1,0 +1,195 @@
+"""One client's toolbox for one visit: its own data, its own random stream, and the only training loop there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.data.federated import Split
+from fedapa.errors import InputError
+from fedapa.task.task import Batch, Task
+
+Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
+Project = Callable[[Tree], Tree]
+EVALUATION_BATCH = 512
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """A random stream of its own for every key, whatever runs before, after or beside it."""
+    return np.random.default_rng([seed, *key])
+
+
+@dataclass
+class Local:
+    """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the client's state."""
+
+    task: Task
+    client: int
+    round: int
+    seed: int
+    data: Split
+    memory: Tree = field(default_factory=dict)
+    calls: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.data.y)
+
+    @property
+    def rounds(self) -> int:
+        return self.task.rounds
+
+    def random(self) -> np.random.Generator:
+        """The next random stream of this visit, keyed by (seed, round, client, call)."""
+        self.calls += 1
+        return stream(self.seed, 1, self.round, self.client, self.calls)
+
+    def fresh(self) -> tuple[Tensor, Tensor]:
+        """theta and phi of this client's own random start."""
+        return self.task.init(int(stream(self.seed, 2, self.client).integers(2**31)))
+
+    def counts(self) -> Tensor:
+        """[C] how many samples of every class."""
+        return torch.bincount(self.data.y, minlength=self.task.classes).float()
+
+    def features(self, params: Mapping[str, Tensor]) -> Tensor:
+        """z [n, d] of all own training samples, without gradients."""
+        with torch.no_grad():
+            return torch.cat([self.task.features(params, x) for x in self.data.x.split(EVALUATION_BATCH)])
+
+    def part(self, fraction: float) -> Local:
+        """The same toolbox on a random contiguous share of the data (at least one sample)."""
+        size = max(1, int(fraction * self.n))
+        start = int(self.random().integers(self.n - size + 1))
+        piece = Split(self.data.x[start : start + size], self.data.y[start : start + size])
+        return replace(self, data=piece, calls=self.calls + 1000)
+
+    def batches(self, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
+        """Indices of shuffled mini-batches; a client smaller than one batch uses all it has."""
+        size = self.task.training.batch
+        drop = self.task.training.drop_last if drop_last is None else drop_last
+        random = self.random()
+        for _ in range(epochs):
+            order = torch.from_numpy(random.permutation(self.n))
+            stop = self.n - self.n % size if drop and self.n >= size else self.n
+            yield from order[:stop].split(size)
+
+    def sgd(
+        self,
+        loss: Loss,
+        params: Tree,
+        *,
+        given: Tree | None = None,
+        carry: Tree | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | Mapping[str, float] | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        clip_norm: float | None = None,
+        project: Project | None = None,
+        memory: str | None = "main",
+    ) -> Tree:
+        """Minimise ``loss(task, params, batch, given)`` over ``params`` by SGD; returns params and carry as one tree.
+
+        ``given`` are constants of the loss. A ``carry`` is state that the loss threads from batch to batch: it is seen
+        in ``given`` and the loss returns (value, new carry). ``steps`` draws that many batches instead of epochs.
+        ``project`` is applied after every step. Momentum lives under the name ``memory`` from visit to visit (if the
+        task keeps it); None starts afresh.
+        """
+        training = self.task.training
+        rates = _per_name(training.lr if lr is None else lr, params)
+        push = training.momentum if momentum is None else momentum
+        decay = training.weight_decay if weight_decay is None else weight_decay
+        velocity = self._recall(memory, params)
+        params = {k: v.clone() for k, v in params.items()}
+        given, carry = dict(given or {}), dict(carry or {})
+        with self.task.model.training() as buffers:
+            for index in self._indices(epochs, steps):
+                batch = Batch(self.data.x[index], self.data.y[index])
+                grads, carry = gradients(self.task, loss, params, batch, given, carry)
+                if clip_norm is not None:
+                    grads = clipped(grads, clip_norm)
+                for name, w in params.items():
+                    v = velocity[name].mul_(push).add_(grads[name])
+                    if decay:
+                        v.add_(w, alpha=decay)
+                    _step(self.task, name, w, v, rates[name])
+                if buffers:
+                    self.task.model.write_buffers(buffers, params.get("theta"), params.get("phi"))
+                if project is not None:
+                    params = project(params)
+        self._remember(memory, velocity)
+        return {**params, **carry}
+
+    def _indices(self, epochs: int | None, steps: int | None) -> Iterator[Tensor]:
+        if steps is None:
+            yield from self.batches(self.task.training.epochs if epochs is None else epochs)
+            return
+        random, size = self.random(), min(self.task.training.batch, self.n)
+        for _ in range(steps):
+            yield torch.from_numpy(random.choice(self.n, size, replace=False))
+
+    def _recall(self, memory: str | None, params: Tree) -> Tree:
+        kept = {k: self.memory.get(f"{memory}/{k}") for k in params} if self._keeps(memory) else {}
+        return {k: torch.zeros_like(v) if kept.get(k) is None else kept[k].clone() for k, v in params.items()}  # type: ignore[union-attr]
+
+    def _remember(self, memory: str | None, velocity: Tree) -> None:
+        if self._keeps(memory):
+            self.memory = {**self.memory, **{f"{memory}/{k}": v for k, v in velocity.items()}}
+
+    def _keeps(self, memory: str | None) -> bool:
+        return memory is not None and self.task.training.keep_momentum
+
+
+def gradients(
+    task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree
+) -> tuple[Tree, Tree]:
+    """Gradient of the loss in every parameter, and the new carry; a parameter the loss ignores gets zeros."""
+    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+    answer = loss(task, leaves, batch, {**given, **carry})
+    value, carry = answer if isinstance(answer, tuple) else (answer, carry)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), found, strict=True)}
+    return grads, {k: v.detach() for k, v in carry.items()}
+
+
+def clipped(grads: Tree, norm: float) -> Tree:
+    """Scale all gradients together so that their joint norm is at most ``norm``."""
+    total = torch.stack([g.norm() for g in grads.values()]).norm()
+    scale = (norm / (total + 1e-6)).clamp(max=1.0)
+    return {k: g * scale for k, g in grads.items()}
+
+
+def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int, int]:
+    """(correct, total) of the largest logit."""
+    with torch.no_grad():
+        pairs = zip(data.x.split(EVALUATION_BATCH), data.y.split(EVALUATION_BATCH), strict=True)
+        correct = sum(int((predict(x).argmax(1) == y).sum()) for x, y in pairs)
+    return correct, len(data.y)
+
+
+def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
+    with torch.no_grad():
+        pairs = zip(data.x.split(EVALUATION_BATCH), data.y.split(EVALUATION_BATCH), strict=True)
+        return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
+
+
+def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:
+    if not isinstance(lr, Mapping):
+        return dict.fromkeys(params, lr)
+    if missing := params.keys() - lr.keys():
+        raise InputError(f"no learning rate for {sorted(missing)[0]}", "give one number or one per parameter")
+    return lr
+
+
+def _step(task: Task, name: str, w: Tensor, v: Tensor, rate: float) -> None:
+    """Move the trainable part only: buffers at the tail of theta or phi are statistics, not weights."""
+    stop = {"theta": task.model.theta_trainable, "phi": task.model.phi_trainable}.get(name, w.numel())
+    w.view(-1)[:stop].sub_(v.view(-1)[:stop], alpha=rate)

@@ -1,0 +1,107 @@
+"""What every party of a federation agrees on: the model, the classes, how many clients, how they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.task.models import SplitModel
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains unless its method says otherwise; defaults are the FedAPA paper's."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    batch: int = 64
+    epochs: int = 2
+    weight_decay: float = 0.0
+    drop_last: bool = True
+    keep_momentum: bool = True  # the released code keeps one optimiser per client for the whole run
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    model: SplitModel
+    classes: int
+    sizes: Tensor  # [M] training samples of every client, declared at enrolment
+    training: Training = field(default_factory=Training)
+    rounds: int = 50
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+    donate: bool = False  # the loop gives the server state away: absorb may update it in place
+
+    @property
+    def clients(self) -> int:
+        return len(self.sizes)
+
+    def name(self, i: int) -> str:
+        return self.names[i] if self.names else f"client {i}"
+
+    @property
+    def P(self) -> int:
+        """Size of theta, the extractor."""
+        return self.model.theta_size
+
+    @property
+    def Q(self) -> int:
+        """Size of phi, the head."""
+        return self.model.phi_size
+
+    @property
+    def d(self) -> int:
+        """Size of a feature."""
+        return self.model.feature_size
+
+    def init(self, seed: int) -> tuple[Tensor, Tensor]:
+        """theta and phi that everybody starts from."""
+        return self.model.init(seed)
+
+    def join(self, theta: Tensor, phi: Tensor) -> Tensor:
+        """omega = [theta; phi]."""
+        return torch.cat([theta, phi])
+
+    def parts(self, omega: Tensor) -> Tree:
+        """The parameters theta and phi out of omega (or out of every row of a matrix of models)."""
+        return {"theta": omega[..., : self.P], "phi": omega[..., self.P :]}
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.model.features(params["theta"], params.get("phi"), self.prepare(x))
+
+    def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        return self.model.logits(params["phi"], z)
+
+    def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.logits(params, self.features(params, x))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Bytes become normalised floats here, batch by batch; floats pass as they are."""
+        if x.dtype != torch.uint8:
+            return x
+        channels = (1, -1) + (1,) * (x.ndim - 2)
+        mean, std = torch.tensor(self.mean).view(channels), torch.tensor(self.std).view(channels)
+        return x.float().div_(255).sub_(mean).div_(std)
+
+
+def cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
+    """The loss of the whole model [theta; phi] on a batch."""
+    return F.cross_entropy(task.predict({**given, **params}, batch.x), batch.y)
+
+
+def proximal(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
+    """Cross-entropy plus rho/2 |params - anchor|^2, with ``given`` holding rho and anchor_<name> per parameter."""
+    pull = sum((params[k] - given[f"anchor_{k}"]).square().sum() for k in params if f"anchor_{k}" in given)
+    return cross_entropy(task, params, batch, given) + 0.5 * given["rho"] * pull
