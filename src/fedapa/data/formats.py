@@ -74,7 +74,9 @@ def _read_at_most(path: Path, size: int) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read: {error.strerror or error}", hint="check the file and its rights")
+    return InputError(
+        f"{path}: cannot be read: {error.strerror or error}", hint="check the file and its rights"
+    )
 
 
 def _describe_idx(content: bytes) -> str:
@@ -102,7 +104,7 @@ def read_cifar_binary(path: Path, count: int, classes: int, label_bytes: int) ->
         raise damaged(path, f"{count * record:,} bytes ({count:,} records of {record})", f"{content.size:,}")
     rows = content.reshape(count, record)
     labels = checked_labels(path, rows[:, label_bytes - 1], classes)
-    return np.ascontiguousarray(rows[:, label_bytes:]).reshape(count, *CIFAR_SHAPE), labels
+    return rows[:, label_bytes:].reshape(count, *CIFAR_SHAPE), labels
 
 
 # --- CIFAR, Python version -----------------------------------------------------------------------

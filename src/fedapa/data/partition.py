@@ -80,9 +80,9 @@ def pathological(
     min_test: int = MIN_TEST,
     max_redraws: int = MAX_REDRAWS,
 ) -> Partition:
-    """Every class goes to the first M*c/C clients that lack classes, in shares ~ U(0.3, 0.7) made to sum to 1.
+    """Every class goes to the first M*c/C clients that lack classes; shares ~ U(0.3, 0.7), normalised.
 
-    Clients therefore come in groups with the very same classes (20 clients, 10 classes, 2 each: 5 groups of 4).
+    Clients therefore come in groups of the very same classes (20 clients, 10 classes, 2 each: 5 groups of 4).
     """
     given = {"classes_per_client": classes_per_client, "min_train": min_train, "min_test": min_test}
     request = _request("pathological", y_train, y_test, clients, seed, given | {"max_redraws": max_redraws})
@@ -179,7 +179,7 @@ def by_group(
     groups = np.asarray(groups_train).astype(str), np.asarray(groups_test).astype(str)
     names = np.unique(groups[0])
     given = {"min_train": min_train, "min_test": min_test}
-    request = _request("by-group", y_train, y_test, clients or names.size, seed, given)
+    request = _request("by-group", y_train, y_test, names.size if clients is None else clients, seed, given)
     _check_groups(request, names, groups)
     owners = [np.searchsorted(names, of_samples) for of_samples in groups]
     train, test = (shares.indices(owner, names.size) for owner in owners)
@@ -304,7 +304,12 @@ class Request(NamedTuple):
 
 
 def _request(
-    rule: str, y_train: npt.ArrayLike, y_test: npt.ArrayLike, clients: int, seed: int, given: Mapping[str, float]
+    rule: str,
+    y_train: npt.ArrayLike,
+    y_test: npt.ArrayLike,
+    clients: int,
+    seed: int,
+    given: Mapping[str, float],
 ) -> Request:
     _check_number(rule, Parameter("clients", int, None, 1, math.inf, ""), clients)
     _check_number(rule, Parameter("seed", int, None, 0, math.inf, ""), seed)
@@ -388,8 +393,8 @@ def _check_groups_come_out(request: Request, per_client: int) -> None:
     if classes % per_client == 0 and clients % (classes // per_client) == 0:
         return
     raise InputError(
-        f"pathological: {clients} clients x {per_client} classes cannot be dealt evenly from {classes} classes"
-        " (every class to equally many clients, every client equally many classes)",
+        f"pathological: {clients} clients x {per_client} classes cannot be dealt evenly from {classes}"
+        " classes (every class to equally many clients, every client equally many classes)",
         hint=_even_deals(clients, classes, per_client),
     )
 
@@ -407,7 +412,9 @@ def _even_deals(clients: int, classes: int, per_client: int) -> str:
     return f"with {per_client} classes per client use {counts} clients; {advice}"
 
 
-def _check_groups(request: Request, names: npt.NDArray[np.str_], groups: Sequence[npt.NDArray[np.str_]]) -> None:
+def _check_groups(
+    request: Request, names: npt.NDArray[np.str_], groups: Sequence[npt.NDArray[np.str_]]
+) -> None:
     for part, of_samples, codes in zip(("train", "test"), groups, request.codes, strict=True):
         if of_samples.shape != codes.shape:
             raise InputError(
@@ -538,13 +545,13 @@ def check_fits(partition: Partition, n_train: int, n_test: int) -> None:
         for i, index in enumerate(lists):
             if index.size and (index.min() < 0 or index.max() >= size):
                 raise InputError(
-                    f"partition: client {i} has {part} index {_outside(index, size)}, the data set has {size:,}"
-                    f" {part} samples",
+                    f"partition: client {i} has {part} index {_outside(index)}, the data set has"
+                    f" {size:,} {part} samples",
                     hint="use the data set that the partition was made for",
                 )
 
 
-def _outside(index: Index, size: int) -> int:
+def _outside(index: Index) -> int:
     return int(index.min() if index.min() < 0 else index.max())
 
 
@@ -561,7 +568,9 @@ def save(partition: Partition, path: Path) -> None:
     try:
         _write_atomically(Path(path), arrays)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}", hint="check the folder") from error
+        raise RunError(
+            f"{path}: cannot be written: {error.strerror or error}", hint="check the folder"
+        ) from error
 
 
 def _write_atomically(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -596,7 +605,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         header = json.loads(arrays["header"].tobytes())
         recognised = header["format"] == FORMAT
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such partition file", hint="make one with 'fedapa data split'") from error
+        raise InputError(
+            f"{path}: no such partition file", hint="make one with 'fedapa data split'"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_ZIP_ERRORS) as error:
         raise _not_a_partition(path, str(error).splitlines()[0] if str(error) else "it is empty") from error
     if not recognised:

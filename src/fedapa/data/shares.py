@@ -96,7 +96,7 @@ def random_holders(numbers: Floats, clients: int, classes: int, per_client: int)
 
 
 def owners(codes: Index, sizes: Index, rng: np.random.Generator | None = None) -> Index:
-    """The client of every sample (-1: nobody's), given sizes [C, M]; in data set order, or shuffled by rng."""
+    """The client of every sample (-1: nobody's) for sizes [C, M]; in data set order, or shuffled by rng."""
     order = np.arange(codes.size) if rng is None else rng.permutation(codes.size)
     order = order[np.argsort(codes[order], kind="stable")]
     ends = np.cumsum(np.bincount(codes, minlength=len(sizes)))

@@ -1,0 +1,308 @@
+"""Data in the hands of clients: tensors per client, from a data set and a partition or from own arrays."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedapa.data.partition import Partition, check_fits, fingerprint_of
+from fedapa.data.sources import Dataset
+from fedapa.errors import InputError
+
+Index = npt.NDArray[np.int64]
+Array = npt.NDArray[Any] | Tensor
+OwnArrays = tuple[Array, Array, Array, Array]  # x_train, y_train, x_test, y_test
+
+
+class Split(NamedTuple):
+    x: Tensor  # uint8 or float32 [n, *shape]
+    y: Tensor  # int64 [n]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    name: str
+    train: Split
+    test: Split
+    validation: Split | None = None
+
+
+@dataclass(frozen=True)
+class Federated:
+    """What every client has. Bytes stay bytes; mean and std apply to x / 255 if x is uint8, else to x."""
+
+    name: str
+    clients: tuple[ClientData, ...]
+    classes: int
+    shape: tuple[int, ...]  # of one sample
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+
+    @property
+    def sizes(self) -> Tensor:
+        """Train samples of every client. [M] int64"""
+        return torch.tensor([len(client.train.y) for client in self.clients])
+
+
+# --- from a data set and a partition -------------------------------------------------------------
+
+
+def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, seed: int = 0) -> Federated:
+    """Hand every client its samples, a share of the train part set aside for validation if asked for.
+
+    The fingerprint is that of the index lists: the partition's own if nothing is set aside.
+    """
+    _check_share(validation)
+    check_fits(partition, len(dataset.y_train), len(dataset.y_test))
+    _check_nobody_empty(partition)
+    aside = [
+        _set_aside(dataset.y_train[index], validation, np.random.default_rng([seed, i]))
+        for i, index in enumerate(partition.train)
+    ]
+    train = [index[~mask] for index, mask in zip(partition.train, aside, strict=True)]
+    held = [index[mask] for index, mask in zip(partition.train, aside, strict=True)]
+    clients = tuple(
+        ClientData(
+            name,
+            _take(dataset.x_train, dataset.y_train, train[i]),
+            _take(dataset.x_test, dataset.y_test, partition.test[i]),
+            _take(dataset.x_train, dataset.y_train, held[i]) if held[i].size else None,
+        )
+        for i, name in enumerate(_client_names(partition))
+    )
+    parts = (train, partition.test, held) if validation else (train, partition.test)
+    shape = dataset.x_train.shape[1:]
+    return Federated(
+        dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts)
+    )
+
+
+def _check_share(validation: float) -> None:
+    if not 0.0 <= validation < 1.0:
+        raise InputError(
+            f"validation = {validation} is not a share of the train samples",
+            hint="use 0 (none) or a number below 1, for example 0.1",
+        )
+
+
+def _check_nobody_empty(partition: Partition) -> None:
+    for part, lists in (("train", partition.train), ("test", partition.test)):
+        for i, index in enumerate(lists):
+            if index.size == 0:
+                raise InputError(f"client {i}: empty {part} set", hint="use fewer clients or another rule")
+
+
+def _client_names(partition: Partition) -> list[str]:
+    names = partition.rule.get("names")
+    if isinstance(names, list) and len(names) == partition.clients:
+        return [str(name) for name in names]
+    return [str(i) for i in range(partition.clients)]
+
+
+def _take(x: npt.NDArray[np.uint8], y: Index, index: Index) -> Split:
+    return Split(torch.from_numpy(x[index]), torch.from_numpy(y[index]))
+
+
+def _set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Mask of a share of the samples: evenly spaced in a shuffled list sorted by class.
+
+    Every class then loses its share to within one sample. Train keeps at least one sample, and
+    validation gets at least one if there are two.
+    """
+    mask = np.zeros(y.size, bool)
+    if share == 0.0 or y.size < 2:
+        return mask
+    order = rng.permutation(y.size)
+    order = order[np.argsort(y[order], kind="stable")]
+    steps = np.floor(np.arange(y.size + 1) * share + 0.5)
+    mask[order] = steps[1:] > steps[:-1]
+    if mask.all() or not mask.any():
+        mask[order[0]] = not mask[order[0]]
+    return mask
+
+
+# --- from own arrays -----------------------------------------------------------------------------
+
+
+def from_arrays(
+    clients: Sequence[OwnArrays],
+    classes: int | None = None,
+    names: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    name: str = "arrays",
+) -> Federated:
+    """Clients from (x_train, y_train, x_test, y_test) each; numpy or torch, x of uint8 or floats.
+
+    Without mean and std, bytes are scaled with 0.5 / 0.5 (after division by 255) and floats left as they are.
+    """
+    if not clients:
+        raise InputError("there are no clients", hint="give at least one tuple of four arrays")
+    data = tuple(
+        _client(who, arrays) for who, arrays in zip(_names(names, len(clients)), clients, strict=True)
+    )
+    _check_alike(data)
+    classes = _checked_classes(data, classes)
+    first = data[0].train.x
+    centre, scale = (0.5, 0.5) if first.dtype == torch.uint8 else (0.0, 1.0)
+    shape = tuple(first.shape[1:])
+    return Federated(
+        name,
+        data,
+        classes,
+        shape,
+        _per_channel("mean", mean, centre, shape),
+        _per_channel("std", std, scale, shape),
+        _content_fingerprint(data),
+    )
+
+
+def _names(names: Sequence[str] | None, clients: int) -> list[str]:
+    chosen = [str(i) for i in range(clients)] if names is None else [str(who) for who in names]
+    if len(chosen) != clients or len(set(chosen)) != clients:
+        raise InputError(
+            f"{len(set(chosen))} different names for {clients} clients", hint="give every client its own name"
+        )
+    return chosen
+
+
+def _client(who: str, arrays: OwnArrays) -> ClientData:
+    if len(arrays) != 4:
+        raise InputError(
+            f"client {who}: {len(arrays)} arrays instead of 4", hint="give x_train, y_train, x_test, y_test"
+        )
+    return ClientData(who, _split(who, "train", *arrays[:2]), _split(who, "test", *arrays[2:]))
+
+
+def _split(who: str, part: str, x: Array, y: Array) -> Split:
+    where = f"client {who}: {part}"
+    features, labels = _features(where, _tensor(where, x)), _whole_labels(where, _tensor(where, y))
+    if len(labels) == 0 or len(features) == 0:
+        raise InputError(f"{where} set is empty", hint="give it samples or leave the client out")
+    if len(features) != len(labels):
+        raise InputError(
+            f"{where} set has {len(features)} samples and {len(labels)} labels",
+            hint="give one label per sample",
+        )
+    return Split(features, labels)
+
+
+def _tensor(where: str, array: Array) -> Tensor:
+    if isinstance(array, Tensor):
+        return array.detach().cpu()
+    try:
+        return torch.tensor(np.asarray(array))
+    except TypeError as error:
+        raise InputError(
+            f"{where} arrays are of type {np.asarray(array).dtype}", hint="give uint8, float or whole numbers"
+        ) from error
+
+
+def _features(where: str, x: Tensor) -> Tensor:
+    if x.ndim < 2 or not (x.dtype == torch.uint8 or x.is_floating_point()):
+        raise InputError(
+            f"{where} x has shape {tuple(x.shape)} and type {_type(x)}",
+            hint="give [samples, ...] as uint8 or float32",
+        )
+    if x.is_floating_point():
+        x = x.to(torch.float32)
+        broken = int((~torch.isfinite(x)).sum())
+        if broken:
+            raise InputError(f"{where} x has {broken} NaN or infinite values", hint="fill or drop them first")
+    return x.contiguous()
+
+
+def _whole_labels(where: str, y: Tensor) -> Tensor:
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InputError(
+            f"{where} y has shape {tuple(y.shape)} and type {_type(y)}",
+            hint="give one whole number per sample, 0 to classes - 1",
+        )
+    return y.to(torch.int64)
+
+
+def _type(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _check_alike(data: Sequence[ClientData]) -> None:
+    """All samples of all clients have one shape and one type."""
+    first = data[0].train.x
+    for client in data:
+        for x in (client.train.x, client.test.x):
+            if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+                raise InputError(
+                    f"client {client.name}: samples of shape {tuple(x.shape[1:])} and type {_type(x)}, client"
+                    f" {data[0].name} has {tuple(first.shape[1:])} and {_type(first)}",
+                    hint="give all clients samples of one shape and type",
+                )
+
+
+def _checked_classes(data: Sequence[ClientData], classes: int | None) -> int:
+    """The number of classes, from the labels if it was not given."""
+    most = classes if classes is not None else 1 + max(int(y.max()) for _, _, y in _all_labels(data))
+    if most < 1:
+        raise InputError(f"classes = {most} is not a number of classes", hint="give at least 1")
+    for who, part, y in _all_labels(data):
+        outside = y[(y < 0) | (y >= most)]
+        if len(outside):
+            raise InputError(
+                f"client {who}: {part} label {int(outside[0])} is outside 0..{most - 1}",
+                hint="number the classes from 0, or give the right number of classes",
+            )
+    return most
+
+
+def _all_labels(data: Sequence[ClientData]) -> Iterator[tuple[str, str, Tensor]]:
+    for client in data:
+        yield client.name, "train", client.train.y
+        yield client.name, "test", client.test.y
+
+
+def _per_channel(
+    what: str, values: Sequence[float] | None, default: float, shape: tuple[int, ...]
+) -> tuple[float, ...]:
+    """One value per channel (images) or per column; one value alone serves all of them."""
+    chosen = (default,) if values is None else tuple(float(v) for v in values)
+    if len(chosen) not in (1, shape[0]):
+        raise InputError(f"{what} has {len(chosen)} values for {shape[0]} channels", hint="give one or all")
+    if not np.isfinite(chosen).all() or (what == "std" and min(chosen) <= 0):
+        raise InputError(
+            f"{what} = {chosen} cannot be used for scaling", hint="give finite numbers, std above 0"
+        )
+    return chosen * (shape[0] // len(chosen))
+
+
+def _content_fingerprint(data: Sequence[ClientData]) -> str:
+    digest = hashlib.sha256()
+    for client in data:
+        for tensor in (*client.train, *client.test):
+            digest.update(f"{_type(tensor)}{tuple(tensor.shape)}".encode())
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return digest.hexdigest()[:16]
+
+
+# --- what is legal and still worth knowing ---------------------------------------------------------
+
+
+def warnings(fed: Federated) -> list[str]:
+    """One line for every oddity: a client of one class, test samples of classes that it never trains on."""
+    return [line for client in fed.clients for line in _oddities(client)]
+
+
+def _oddities(client: ClientData) -> Iterator[str]:
+    seen = torch.unique(client.train.y)
+    if len(seen) == 1:
+        yield f"client {client.name}: all train samples are of class {int(seen[0])}"
+    unseen = int((~torch.isin(client.test.y, seen)).sum())
+    if unseen:
+        yield (
+            f"client {client.name}: {unseen} of {len(client.test.y)} test samples are of classes"
+            " absent from its train set"
+        )
