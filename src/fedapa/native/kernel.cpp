@@ -66,6 +66,40 @@ INLINE v8 loadu(const float* p) { return *reinterpret_cast<const v8u*>(p); }
 INLINE void store(float* p, v8 a) { *reinterpret_cast<v8*>(p) = a; }
 INLINE void storeu(float* p, v8 a) { *reinterpret_cast<v8u*>(p) = a; }
 
+// acc += a * b, in place. The compiler's own choice among the three forms of the instruction copies and
+// spills accumulators in the blocked loops below, so with FMA the form is fixed.
+INLINE void fma_into(v8& acc, v8 a, v8 b) {
+#if defined(__AVX2__) && defined(__FMA__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+#else
+    acc += a * b;
+#endif
+}
+
+// acc += a * (eight floats at p, any alignment)
+INLINE void fma_load(v8& acc, v8 a, const float* p) {
+#if defined(__AVX2__) && defined(__FMA__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "m"(*reinterpret_cast<const v8u*>(p)));
+#else
+    acc += a * loadu(p);
+#endif
+}
+
+// Keeps loads from being shared across it: reloading is free here, a register is not.
+INLINE void forget_loads() {
+#if defined(__AVX2__)
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+// Short loops over registers must be unrolled before the compiler decides what lives in a register.
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL PRAGMA(clang loop unroll(full))
+#else
+#define UNROLL PRAGMA(GCC unroll 16)
+#endif
+
 constexpr size_t up8(size_t n) { return (n + 7) & ~size_t{7}; }
 
 // ------------------------------------------------------------------------------------ buffers
@@ -375,7 +409,9 @@ void conv_channels(const Block& b, const float* in, const float* w, const float*
     for (int py = 0; py < b.pooled; ++py)
         for (int px = 0; px < b.pooled; ++px) {
             v8 acc[M][4];
+            UNROLL
             for (int m = 0; m < M; ++m)
+                UNROLL
                 for (int q = 0; q < 4; ++q) acc[m][q] = splat(bias[m]);
             const float* corner = in + 2 * py * row + 2 * px * LANES;
             const float* wt = w;
@@ -383,26 +419,34 @@ void conv_channels(const Block& b, const float* in, const float* w, const float*
                 const float* r0 = corner;
                 for (int ky = 0; ky < KERNEL; ++ky, r0 += row, wt += KERNEL * M) {
                     const float* r1 = r0 + row;
-#pragma GCC unroll 5
+                    UNROLL
                     for (int kx = 0; kx < KERNEL; ++kx) {
+                        forget_loads();
                         v8 f[M];
+                        UNROLL
                         for (int m = 0; m < M; ++m) f[m] = splat(wt[kx * M + m]);
                         v8 x = load(r0 + kx * LANES);
-                        for (int m = 0; m < M; ++m) acc[m][0] += f[m] * x;
+                        UNROLL
+                        for (int m = 0; m < M; ++m) fma_into(acc[m][0], f[m], x);
                         x = load(r0 + (kx + 1) * LANES);
-                        for (int m = 0; m < M; ++m) acc[m][1] += f[m] * x;
+                        UNROLL
+                        for (int m = 0; m < M; ++m) fma_into(acc[m][1], f[m], x);
                         x = load(r1 + kx * LANES);
-                        for (int m = 0; m < M; ++m) acc[m][2] += f[m] * x;
+                        UNROLL
+                        for (int m = 0; m < M; ++m) fma_into(acc[m][2], f[m], x);
                         x = load(r1 + (kx + 1) * LANES);
-                        for (int m = 0; m < M; ++m) acc[m][3] += f[m] * x;
+                        UNROLL
+                        for (int m = 0; m < M; ++m) fma_into(acc[m][3], f[m], x);
                     }
                 }
             }
             const size_t at = static_cast<size_t>(py) * b.pooled + px;
+            UNROLL
             for (int m = 0; m < M; ++m) {
                 // The first of equal maxima wins and a NaN always does, as in torch.
                 v8 best = acc[m][0];
                 i8x code = splat_i(0);
+                UNROLL
                 for (int q = 1; q < 4; ++q) {
                     const v8 v = acc[m][q];
                     const i8x take = (v > best) | (v != v);
@@ -513,15 +557,21 @@ template <int R, int V>
 INLINE void add_patches(const float* g, const int32_t* at, int n, const float* src, size_t row, float* dst,
                         size_t width) {
     v8 acc[R][V];
+    UNROLL
     for (int r = 0; r < R; ++r)
+        UNROLL
         for (int v = 0; v < V; ++v) acc[r][v] = load(dst + r * width + v * 8);
     for (int e = 0; e < n; ++e) {
         const v8 s = splat(g[e]);
         const float* p = src + at[e];
+        UNROLL
         for (int r = 0; r < R; ++r)
-            for (int v = 0; v < V; ++v) acc[r][v] += s * loadu(p + r * row + v * 8);
+            UNROLL
+            for (int v = 0; v < V; ++v) fma_load(acc[r][v], s, p + r * row + v * 8);
     }
+    UNROLL
     for (int r = 0; r < R; ++r)
+        UNROLL
         for (int v = 0; v < V; ++v) store(dst + r * width + v * 8, acc[r][v]);
 }
 
@@ -554,6 +604,7 @@ INLINE void spread_patches(const float* g, const int32_t* at, int n, const float
         const v8 s = splat(g[e]);
         float* p = dpixels + at[e];
         for (int r = 0; r < KERNEL; ++r)
+            UNROLL
             for (int v = 0; v < V; ++v) {
                 float* q = p + r * row + v * 8;
                 storeu(q, loadu(q) + s * load(patch + r * width + v * 8));
@@ -582,10 +633,13 @@ INLINE void tile(size_t steps, const float* a, size_t ta, size_t tm, const float
                  v8 (&c)[M][N]) {
     for (size_t t = 0; t < steps; ++t, a += ta, b += tb) {
         v8 x[N];
+        UNROLL
         for (int n = 0; n < N; ++n) x[n] = load(b + n * bn);
+        UNROLL
         for (int m = 0; m < M; ++m) {
             const v8 w = splat(a[m * tm]);
-            for (int n = 0; n < N; ++n) c[m][n] += w * x[n];
+            UNROLL
+            for (int n = 0; n < N; ++n) fma_into(c[m][n], w, x[n]);
         }
     }
 }
@@ -593,10 +647,14 @@ INLINE void tile(size_t steps, const float* a, size_t ta, size_t tm, const float
 template <int M, int N>
 void forward_tile(const Dense& l, const float* w, const float* bias, const float* in, float* out, bool relu) {
     v8 c[M][N];
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) c[m][n] = splat(bias[m]);
     tile<M, N>(l.in, w, 1, l.in, in, LANES, static_cast<size_t>(l.in) * LANES, c);
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) {
             v8 v = c[m][n];
             if (relu) v = v <= splat(0) ? splat(0) : v;
@@ -607,27 +665,41 @@ void forward_tile(const Dense& l, const float* w, const float* bias, const float
 template <int M, int N>
 void input_tile(const Dense& l, const float* w, const float* d, float* out) {
     v8 c[M][N];
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) c[m][n] = splat(0);
     tile<M, N>(l.out, w, l.in, 1, d, LANES, static_cast<size_t>(l.out) * LANES, c);
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) store(out + static_cast<size_t>(n) * l.in * LANES + m * LANES, c[m][n]);
+}
+
+void store_part(float* p, v8 a, int count) {
+    float all[8];
+    storeu(all, a);
+    for (int i = 0; i < count; ++i) p[i] = all[i];
 }
 
 template <int M, int N>
 void weight_tile(const Dense& l, size_t samples, const float* d, size_t ds, const float* x, size_t xs,
                  float* grad, int columns) {
     v8 c[M][N];
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) c[m][n] = splat(0);
     tile<M, N>(samples, d, ds, 1, x, xs, 8, c);
+    UNROLL
     for (int m = 0; m < M; ++m)
+        UNROLL
         for (int n = 0; n < N; ++n) {
             float* g = grad + static_cast<size_t>(m) * l.in + n * 8;
             if (columns >= (n + 1) * 8)
                 storeu(g, c[m][n]);
             else
-                for (int i = 0; i < columns - n * 8; ++i) g[i] = c[m][n][i];
+                store_part(g, c[m][n], columns - n * 8);
         }
 }
 
