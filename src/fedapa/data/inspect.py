@@ -84,7 +84,9 @@ def _bubbles(counts: Index, class_names: Sequence[str], title: str | None) -> An
     axes = figure.add_subplot()
     i, k = np.nonzero(counts)
     side = min(_points(width - 1.8, clients), _points(height - 1.1, classes))
-    axes.scatter(i, k, s=(0.95 * side) ** 2 * counts[i, k] / counts.max(), color="#3b6fa0", linewidths=0)
+    # The largest may touch its neighbours; one point square keeps the smallest visible.
+    areas = np.maximum((1.2 * side) ** 2 * counts[i, k] / counts.max(), 1.0)
+    axes.scatter(i, k, s=areas, color="#3b6fa0", alpha=0.85, linewidths=0)
     axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
     axes.set_xticks(_ticks(clients))
     axes.set_yticks(_ticks(classes), [class_names[k] for k in _ticks(classes)])
