@@ -37,7 +37,7 @@ def normal(random: np.random.Generator, *shape: int) -> Tensor:
 
 
 def forward(psi: Tensor, sizes: Sequence[int], v: Tensor) -> Tensor:
-    """Outputs [..., k] of network psi [H] on v [..., e], or of each network psi [S, H] on its own v [S, e]."""
+    """Outputs [..., k] of network psi [H] on v [..., e], or of each network psi [S, H] on its v [S, e]."""
     layers, start = _layers(sizes), 0
     for depth, (fan_in, fan_out) in enumerate(layers):
         stop = start + (fan_in + 1) * fan_out

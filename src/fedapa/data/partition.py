@@ -158,6 +158,7 @@ def iid(
     """The same number of samples of every class for everybody; the seed decides which ones."""
     given = {"min_train": min_train, "min_test": min_test}
     request = _request("iid", y_train, y_test, clients, seed, given)
+    _check_enough(request)
     # Whole numbers throughout: floor(n * (1 / M)) loses a sample to rounding, at n = M = 49 for example.
     train, test = (np.repeat(n[:, None] // clients, clients, axis=1) for n in request.counts)
     _check_sizes(request, train.sum(0), test.sum(0))
@@ -321,9 +322,7 @@ def _request(
     _check_known_labels(rule, test, names)
     both = codes.astype(np.int64), np.searchsorted(names, test).astype(np.int64)
     counts = np.bincount(both[0], minlength=names.size), np.bincount(both[1], minlength=names.size)
-    request = Request(rule, clients, seed, given, both, counts)
-    _check_enough(request)
-    return request
+    return Request(rule, clients, seed, given, both, counts)
 
 
 def _check_number(rule: str, parameter: Parameter, value: object) -> None:
@@ -451,6 +450,7 @@ def _check_sizes(
 
 
 def _drawn(request: Request, draw: Draw) -> Partition:
+    _check_enough(request)
     rng = np.random.default_rng(request.seed)
     bound = int(request.given["max_redraws"])
     search = shares.first_acceptable(draw, rng, request.counts, request.clients, request.minimum, bound)
@@ -600,8 +600,8 @@ def load(path: Path) -> Partition:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays["header"].tobytes())
         recognised = header["format"] == FORMAT
     except FileNotFoundError as error:

@@ -6,7 +6,9 @@
 // Layouts
 //   lanes   [c][y][x][8]   eight samples side by side, one per SIMD lane: forward pass, small GEMMs
 //   rows    [8][k]         one sample after the other: weight gradients of dense layers
-//   pixels  [y][x][c]      one sample, channels last: a row of a 5x5 patch is 5*c adjacent floats
+//   pixels  [y][x][c]      one sample, channels last: a row of a 5x5 patch is 5*c adjacent floats. Where
+//                          gradients are added to patches, c is rounded up to eight if that costs little:
+//                          overlapping patches then meet in whole vectors
 //
 // Forward: one 2x2 pool window times up to three output channels stays in twelve registers; bias,
 // pooling, ReLU and the arg-max are applied before anything is stored.
@@ -65,6 +67,8 @@ INLINE v8 load(const float* p) { return *reinterpret_cast<const v8*>(p); }
 INLINE v8 loadu(const float* p) { return *reinterpret_cast<const v8u*>(p); }
 INLINE void store(float* p, v8 a) { *reinterpret_cast<v8*>(p) = a; }
 INLINE void storeu(float* p, v8 a) { *reinterpret_cast<v8u*>(p) = a; }
+
+INLINE float total(v8 a) { return ((a[0] + a[4]) + (a[1] + a[5])) + ((a[2] + a[6]) + (a[3] + a[7])); }
 
 // acc += a * b, in place. The compiler's own choice among the three forms of the instruction copies and
 // spills accumulators in the blocked loops below, so with FMA the form is fixed.
@@ -132,7 +136,8 @@ struct Buffer {
 
 struct Block {
     int in, side, out, pooled;   // input channels and side, output channels, side after the pool
-    int vecs;                    // vectors that hold one patch row of 5*in floats
+    int step;                    // floats per pixel in pixels layout: in, or in rounded up to eight
+    int vecs;                    // vectors that hold one patch row of 5*step floats
     size_t weight, bias;         // offsets into theta
     size_t windows, windows8;    // pooled*pooled, and rounded up to eight
     size_t in_lanes, out_lanes;  // floats per group of eight samples
@@ -171,6 +176,7 @@ struct Workspace {
     Buffer<float> packed[MAX_BLOCKS];    // forward weights, [block of m channels][in*25][m]
     Buffer<float> patch[MAX_BLOCKS];     // weights as padded patch rows, [out][5][vecs*8]
     Buffer<float> dpatch[MAX_BLOCKS];    // their gradient
+    Buffer<float> dbias[MAX_BLOCKS];     // gradient of the bias, [out][8]
     Buffer<float> pixels, dpixels, dchannels;
     Buffer<float> list_g;
     Buffer<int32_t> list_at;
@@ -270,9 +276,9 @@ void rows_to_lanes(const float* const (&row)[8], size_t count, float* lanes) {
         for (int i = 0; i < 8; ++i) lanes[k * LANES + i] = row[i][k];
 }
 
-// lanes [c][y][x][8] -> eight samples in pixels layout.
+// lanes [c][y][x][8] -> eight samples in pixels layout; channels of the padding repeat channel 0.
 void lanes_to_pixels(const Block& b, const float* lanes, float* pixels) {
-    const size_t count = static_cast<size_t>(b.side) * b.side * b.in;
+    const size_t count = static_cast<size_t>(b.side) * b.side * b.step;
     const int32_t* src = b.pixel_source;
     for (size_t k = 0; k < count; k += 8) {
         v8 r[8];
@@ -282,12 +288,12 @@ void lanes_to_pixels(const Block& b, const float* lanes, float* pixels) {
     }
 }
 
-// pixels [p][channels] -> channels [c][stride]; reads up to eight pixels beyond count.
-void pixels_to_channels(const float* pixels, size_t count, int channels, float* out, size_t stride) {
+// pixels [p][step] -> channels [c][stride]; reads up to eight pixels beyond count.
+void pixels_to_channels(const float* pixels, size_t count, int step, int channels, float* out, size_t stride) {
     for (size_t p = 0; p < count; p += 8)
         for (int c = 0; c < channels; c += 8) {
             v8 r[8];
-            for (int i = 0; i < 8; ++i) r[i] = loadu(pixels + (p + i) * channels + c);
+            for (int i = 0; i < 8; ++i) r[i] = loadu(pixels + (p + i) * step + c);
             transpose8(r);
             const int m = channels - c < 8 ? channels - c : 8;
             for (int i = 0; i < m; ++i) storeu(out + (c + i) * stride + p, r[i]);
@@ -376,7 +382,7 @@ void pack_patch(const Block& b, const float* theta, float* patch) {
         for (int i = 0; i < b.in; ++i)
             for (int ky = 0; ky < KERNEL; ++ky)
                 for (int kx = 0; kx < KERNEL; ++kx)
-                    patch[(o * KERNEL + ky) * width + kx * b.in + i] =
+                    patch[(o * KERNEL + ky) * width + kx * b.step + i] =
                         w[((static_cast<size_t>(o) * b.in + i) * KERNEL + ky) * KERNEL + kx];
 }
 
@@ -388,7 +394,7 @@ void unpack_patch(const Block& b, const float* dpatch, float* grad) {
             for (int ky = 0; ky < KERNEL; ++ky)
                 for (int kx = 0; kx < KERNEL; ++kx)
                     w[((static_cast<size_t>(o) * b.in + i) * KERNEL + ky) * KERNEL + kx] =
-                        dpatch[(o * KERNEL + ky) * width + kx * b.in + i];
+                        dpatch[(o * KERNEL + ky) * width + kx * b.step + i];
 }
 
 INLINE void store_codes(uint8_t* p, i8x codes) {
@@ -523,9 +529,10 @@ struct Compress {
 constexpr Compress COMPRESS{};
 #endif
 
-// Appends the windows of one channel of one sample that carry a gradient; returns how many there are.
-int collect(const Block& b, const float* g, const uint8_t* code, float* list_g, int32_t* list_at) {
-    const int32_t step[4] = {0, b.in, b.side * b.in, (b.side + 1) * b.in};
+// Lists the windows of one channel of one sample that carry a gradient; returns how many there are and
+// adds their gradients to sum.
+INLINE int collect(const Block& b, const float* g, const uint8_t* code, float* list_g, int32_t* list_at, v8& sum) {
+    const int32_t step[4] = {0, b.step, b.side * b.step, (b.side + 1) * b.step};
     int n = 0;
 #if defined(__AVX2__)
     const __m256i steps = _mm256_setr_epi32(step[0], step[1], step[2], step[3], 0, 0, 0, 0);
@@ -541,12 +548,15 @@ int collect(const Block& b, const float* g, const uint8_t* code, float* list_g, 
         _mm256_storeu_ps(list_g + n, _mm256_permutevar8x32_ps(v, order));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(list_at + n), _mm256_permutevar8x32_epi32(at, order));
         n += __builtin_popcount(mask);
+        sum += (v8)_mm256_and_ps(live, v);
     }
 #else
     for (size_t p = 0; p < b.windows; ++p) {
         list_g[n] = g[p];
         list_at[n] = b.window_offset[p] + step[code[p] & 3];
-        n += code[p] < DEAD && g[p] != 0;
+        if (code[p] >= DEAD || !(g[p] != 0)) continue;
+        sum[p % 8] += g[p];
+        ++n;
     }
 #endif
     return n;
@@ -577,15 +587,19 @@ INLINE void add_patches(const float* g, const int32_t* at, int n, const float* s
 
 void weight_gradient(const Block& b, const float* g, const int32_t* at, int n, const float* pixels,
                      float* dpatch) {
-    const size_t row = static_cast<size_t>(b.side) * b.in, width = static_cast<size_t>(b.vecs) * 8;
+    const size_t row = static_cast<size_t>(b.side) * b.step, width = static_cast<size_t>(b.vecs) * 8;
     int v = 0;
-    for (; b.vecs - v >= 4; v += 4) {
-        add_patches<3, 4>(g, at, n, pixels + v * 8, row, dpatch + v * 8, width);
-        add_patches<2, 4>(g, at, n, pixels + v * 8 + 3 * row, row, dpatch + v * 8 + 3 * width, width);
+    for (; b.vecs - v >= 5; v += 5) {
+        add_patches<3, 5>(g, at, n, pixels + v * 8, row, dpatch + v * 8, width);
+        add_patches<2, 5>(g, at, n, pixels + v * 8 + 3 * row, row, dpatch + v * 8 + 3 * width, width);
     }
     const float* src = pixels + v * 8;
     float* dst = dpatch + v * 8;
     switch (b.vecs - v) {
+        case 4:
+            add_patches<3, 4>(g, at, n, src, row, dst, width);
+            add_patches<2, 4>(g, at, n, src + 3 * row, row, dst + 3 * width, width);
+            break;
         case 3:
             add_patches<3, 3>(g, at, n, src, row, dst, width);
             add_patches<2, 3>(g, at, n, src + 3 * row, row, dst + 3 * width, width);
@@ -614,10 +628,11 @@ INLINE void spread_patches(const float* g, const int32_t* at, int n, const float
 
 void input_gradient(const Block& b, const float* g, const int32_t* at, int n, const float* patch,
                     float* dpixels) {
-    const size_t row = static_cast<size_t>(b.side) * b.in, width = static_cast<size_t>(b.vecs) * 8;
+    const size_t row = static_cast<size_t>(b.side) * b.step, width = static_cast<size_t>(b.vecs) * 8;
     int v = 0;
-    for (; b.vecs - v >= 4; v += 4) spread_patches<4>(g, at, n, patch + v * 8, row, dpixels + v * 8, width);
+    for (; b.vecs - v >= 5; v += 5) spread_patches<5>(g, at, n, patch + v * 8, row, dpixels + v * 8, width);
     switch (b.vecs - v) {
+        case 4: spread_patches<4>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
         case 3: spread_patches<3>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
         case 2: spread_patches<2>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
         case 1: spread_patches<1>(g, at, n, patch + v * 8, row, dpixels + v * 8, width); break;
@@ -765,9 +780,7 @@ void dense_weight_gradient(const Dense& l, Workspace& ws, const float* x, const 
     for (int o = 0; o < l.out; ++o) {
         v8 sum = splat(0);
         for (size_t g = 0; g < groups; ++g) sum += load(d + (g * l.out + o) * LANES);
-        float s = 0;
-        for (int i = 0; i < 8; ++i) s += sum[i];
-        bias[o] = s;
+        bias[o] = total(sum);
     }
 }
 
@@ -852,7 +865,8 @@ void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* 
         const size_t size = static_cast<size_t>(k.out) * KERNEL * k.vecs * 8;
         ws.dpatch[b].need(size);
         std::memset(ws.dpatch[b].data, 0, size * sizeof(float));
-        std::memset(grad + k.bias, 0, k.out * sizeof(float));
+        ws.dbias[b].need(static_cast<size_t>(k.out) * LANES);
+        std::memset(ws.dbias[b].data, 0, k.out * LANES * sizeof(float));
         if (b) {
             ws.patch[b].need(size);
             pack_patch(k, theta, ws.patch[b]);
@@ -879,8 +893,8 @@ void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* 
             } else {
                 const size_t stride = p.block[b + 1].pixel_stride;
                 for (int s = 0; s < LANES; ++s)
-                    pixels_to_channels(ws.dpixels + s * stride, k.windows, k.out, ws.dchannels + s * sample,
-                                       k.windows8);
+                    pixels_to_channels(ws.dpixels + s * stride, k.windows, p.block[b + 1].step, k.out,
+                                       ws.dchannels + s * sample, k.windows8);
             }
             if (b) {
                 lanes_to_pixels(k, t.pooled[b - 1] + g * k.in_lanes, ws.pixels);
@@ -894,19 +908,22 @@ void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* 
             for (int s = 0; s < LANES; ++s)
                 for (int o = 0; o < k.out; ++o) {
                     const size_t at = s * sample + o * k.windows8;
-                    const int found = collect(k, ws.dchannels + at, code + at, ws.list_g, ws.list_at);
+                    v8 sum = load(ws.dbias[b] + o * LANES);
+                    const int found = collect(k, ws.dchannels + at, code + at, ws.list_g, ws.list_at, sum);
+                    store(ws.dbias[b] + o * LANES, sum);
                     weight_gradient(k, ws.list_g, ws.list_at, found, ws.pixels + s * k.pixel_stride,
                                     ws.dpatch[b] + o * patch);
-                    float sum = 0;
-                    for (int e = 0; e < found; ++e) sum += ws.list_g[e];
-                    grad[k.bias + o] += sum;
                     if (b)
                         input_gradient(k, ws.list_g, ws.list_at, found, ws.patch[b] + o * patch,
                                        ws.dpixels + s * k.pixel_stride);
                 }
         }
     }
-    for (int b = 0; b < p.blocks; ++b) unpack_patch(p.block[b], ws.dpatch[b], grad);
+    for (int b = 0; b < p.blocks; ++b) {
+        const Block& k = p.block[b];
+        unpack_patch(k, ws.dpatch[b], grad);
+        for (int o = 0; o < k.out; ++o) grad[k.bias + o] = total(load(ws.dbias[b] + o * LANES));
+    }
 }
 
 void need_gradients(const Plan& p, Workspace& ws, size_t groups) {
@@ -1097,7 +1114,8 @@ API void* fedapa_plan_new(int channels, int side, int blocks, const int* convs, 
             k.side = s;
             k.out = convs[b];
             k.pooled = (s - KERNEL + 1) / 2;
-            k.vecs = static_cast<int>(up8(static_cast<size_t>(KERNEL) * in) / 8);
+            k.step = b && 2 * up8(in) <= 3 * static_cast<size_t>(in) ? static_cast<int>(up8(in)) : in;
+            k.vecs = static_cast<int>(up8(static_cast<size_t>(KERNEL) * k.step) / 8);
             k.weight = at;
             at += static_cast<size_t>(k.out) * in * TAPS;
             k.bias = at;
@@ -1107,14 +1125,14 @@ API void* fedapa_plan_new(int channels, int side, int blocks, const int* convs, 
             const size_t area = static_cast<size_t>(s) * s;
             k.in_lanes = area * in * LANES;
             k.out_lanes = k.out * k.windows * LANES;
-            k.pixel_stride = up8(area * in) + 8 * up8(in) + 8;
-            k.pixel_source.need(up8(area * in));
+            k.pixel_stride = up8(area * k.step) + 8 * up8(in) + 8;
+            k.pixel_source.need(up8(area * k.step));
             for (size_t pixel = 0; pixel < area; ++pixel)
-                for (int c = 0; c < in; ++c)
-                    k.pixel_source[pixel * in + c] = static_cast<int32_t>(c * area + pixel);
+                for (int c = 0; c < k.step; ++c)
+                    k.pixel_source[pixel * k.step + c] = static_cast<int32_t>((c < in ? c : 0) * area + pixel);
             k.window_offset.need(k.windows8);
             for (int y = 0; y < k.pooled; ++y)
-                for (int x = 0; x < k.pooled; ++x) k.window_offset[y * k.pooled + x] = (2 * y * s + 2 * x) * in;
+                for (int x = 0; x < k.pooled; ++x) k.window_offset[y * k.pooled + x] = (2 * y * s + 2 * x) * k.step;
             in = k.out;
             s = k.pooled;
         }

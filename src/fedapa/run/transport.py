@@ -15,6 +15,7 @@ import torch
 
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
+from fedapa.errors import RunError
 from fedapa.methods.method import Method
 from fedapa.run.evaluate import Score, score
 from fedapa.task.local import Local
@@ -76,7 +77,11 @@ def visit(
         after = score(method, task, record.state, data) if request.evaluate_last else None
         return record, Reply(request.client, None, before, after, time.perf_counter() - start, 0.0)
     began = time.perf_counter()
-    state, up = method.train(task, state, down, local)
+    try:
+        state, up = method.train(task, state, down, local)
+    except RunError as error:
+        spent = time.perf_counter() - start
+        return record, Reply(request.client, {}, before, None, spent, spent, f"its training failed, {error.message}")
     trained = time.perf_counter() - began
     after = score(method, task, state, data) if request.evaluate else None
     fault = find_fault(state, state)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
-from fedapa.task.task import Batch, Task
+from fedapa.task.task import Batch, Task, cross_entropy, proximal
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
@@ -110,6 +110,11 @@ class Local:
         velocity = self._recall(memory, params)
         params = {k: v.clone() for k, v in params.items()}
         given, carry = dict(given or {}), dict(carry or {})
+        if fused(self.task, loss, params, given) and not (carry or clip_norm or project):
+            indices = list(self._indices(epochs, steps))
+            params, velocity = train_fused(self.task, params, velocity, given, self.data, indices, rates, push, decay)
+            self._remember(memory, velocity)
+            return params
         with self.task.model.training() as buffers:
             for index in self._indices(epochs, steps):
                 batch = Batch(self.data.x[index], self.data.y[index])
@@ -158,6 +163,43 @@ def gradients(
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), found, strict=True)}
     return grads, {k: v.detach() for k, v in carry.items()}
+
+
+def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
+    """Can the native kernel do the whole training in one call? It knows cross-entropy, with or without a pull."""
+    parts = {"theta", "phi"}
+    known = loss is cross_entropy or loss is proximal
+    return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
+
+
+def train_fused(
+    task: Task,
+    params: Tree,
+    velocity: Tree,
+    given: Tree,
+    data: Split,
+    indices: list[Tensor],
+    rates: Mapping[str, float],
+    momentum: float,
+    weight_decay: float,
+) -> tuple[Tree, Tree]:
+    """The same steps as the loop above, in one call; what is not in ``params`` is frozen."""
+    assert task.kernel is not None
+    if not indices:
+        return params, velocity
+    both = {**given, **params}
+    sizes = torch.tensor([0, *(len(index) for index in indices)])
+    found = task.kernel.train(
+        both["theta"], both["phi"], data.x, data.y, torch.cat(indices), sizes.cumsum(0),
+        lr_theta=rates.get("theta", 0.0), lr_phi=rates.get("phi", 0.0), momentum=momentum, weight_decay=weight_decay,
+        velocity_theta=velocity.get("theta"), velocity_phi=velocity.get("phi"),
+        anchor_theta=given.get("anchor_theta"), anchor_phi=given.get("anchor_phi"),
+        rho=float(given["rho"]) if "rho" in given else 0.0,
+        freeze_theta="theta" not in params, freeze_phi="phi" not in params,
+    )  # fmt: skip
+    trained = {"theta": found.theta, "phi": found.phi}
+    moved = {"theta": found.velocity_theta, "phi": found.velocity_phi}
+    return {k: trained[k] for k in params}, {k: moved[k] for k in params}
 
 
 def clipped(grads: Tree, norm: float) -> Tree:

@@ -123,6 +123,7 @@ class SplitModel:
         self.theta_trainable = sum(p.numel() for p in self.extractor.parameters())
         self.phi_trainable = sum(p.numel() for p in self.head.parameters())
         self.has_buffers = bool(shared or private)
+        self.plain_head = isinstance(self.head, nn.Linear) and self.head.bias is not None
         self._check(sample)
 
     @property

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree
+from fedapa.native import Kernel
 from fedapa.task.models import SplitModel
 
 
@@ -42,6 +43,7 @@ class Task:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
+    kernel: Kernel | None = None  # the native engine, for models that it knows; PyTorch runs the others
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
 
     @property
@@ -49,7 +51,11 @@ class Task:
         return len(self.sizes)
 
     def name(self, i: int) -> str:
-        return self.names[i] if self.names else f"client {i}"
+        return f"client {self.names[i] if self.names else i}"
+
+    @property
+    def engine(self) -> str:
+        return "torch" if self.kernel is None else "native"
 
     @property
     def P(self) -> int:
@@ -79,21 +85,26 @@ class Task:
         return {"theta": omega[..., : self.P], "phi": omega[..., self.P :]}
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel.features(params["theta"], x)
         return self.model.features(params["theta"], params.get("phi"), self.prepare(x))
 
     def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         return self.model.logits(params["phi"], z)
 
     def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if self.kernel is not None and not torch.is_grad_enabled():
+            return self.kernel.logits(params["theta"], params["phi"], x)
         return self.logits(params, self.features(params, x))
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Bytes become normalised floats here, batch by batch; floats pass as they are."""
-        if x.dtype != torch.uint8:
+        """Bytes become floats and both are normalised per channel here, batch by batch."""
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+        if not self.mean or (set(self.mean) == {0.0} and set(self.std) == {1.0}):
             return x
         channels = (1, -1) + (1,) * (x.ndim - 2)
-        mean, std = torch.tensor(self.mean).view(channels), torch.tensor(self.std).view(channels)
-        return x.float().div_(255).sub_(mean).div_(std)
+        return (x - torch.tensor(self.mean).view(channels)).div_(torch.tensor(self.std).view(channels))
 
 
 def cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:

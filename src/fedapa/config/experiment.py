@@ -1,0 +1,125 @@
+"""From a config to runs: one folder per method and seed, each with a config that names just that one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fedapa.config.load import check, dump, settings_of
+from fedapa.config.schema import Config
+from fedapa.data import partition as partitions
+from fedapa.data import sources
+from fedapa.data.federated import Federated, federate
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import make
+from fedapa.methods.method import Method
+from fedapa.run import folder as folders
+from fedapa.run.loop import Plan
+from fedapa.run.simulate import Progress, Result, make_task, simulate
+from fedapa.task.task import Task, Training
+
+
+class Parts(NamedTuple):
+    """A config of one method and one seed, put together."""
+
+    method: Method
+    task: Task
+    data: Federated
+    plan: Plan
+
+
+def single(config: Config, method: str, seed: int) -> Config:
+    """The same config for one method and one seed."""
+    own = {method: config.method[method]} if method in config.method else {}
+    return config.model_copy(update={"methods": [method], "seeds": [seed], "method": own})
+
+
+def lay_out(config: Config, out: Path) -> list[Path]:
+    """All run folders of a config, made before the first run starts, so that resume knows of all of them."""
+    made = []
+    for seed in config.seeds:
+        for method in config.methods:
+            path = out / f"{method}-seed{seed}"
+            folders.create(path, dump(single(config, method, seed)))
+            made.append(path)
+    return made
+
+
+def read_config(folder: Path) -> Config:
+    path = folder / folders.CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+        return check(tomllib.loads(text), text, str(path))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}", "restore it, or run again in a new folder") from None
+
+
+def unfinished(runs: list[Path]) -> list[Path]:
+    return [run for run in runs if folders.status(run) != "finished"]
+
+
+def assemble(config: Config) -> Parts:
+    """Data, model, method and plan of a single-method, single-seed config."""
+    (name,), (seed,) = config.methods, config.seeds
+    base, settings = settings_of(config, name)
+    data = load_data(config, seed)
+    plan = Plan(
+        config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every
+    )
+    training = Training(**config.training.model_dump())
+    task = make_task(
+        data, config.model.name, training, plan.rounds, config.model.head, config.model.buffers, config.run.engine
+    )
+    return Parts(make(base, **settings), task, data, plan)
+
+
+def execute(folder: Path, progress: Progress | None = None, started: Callable[[Parts], None] | None = None) -> Result:
+    """Run, or continue, what a run folder's config says."""
+    config = read_config(folder)
+    parts = assemble(config)
+    if started is not None:
+        started(parts)
+    meta = {
+        "label": config.methods[0],
+        "seed": str(config.seeds[0]),
+        "rounds": str(config.run.rounds),
+        "evaluated": parts.method.evaluated,
+        "partition": parts.data.fingerprint,
+        "source": config.data.source,
+        "engine": parts.task.engine,
+    }
+    return simulate(
+        *parts, folder, meta, config.run.checkpoint_every, config.run.workers, progress
+    )
+
+
+def load_data(config: Config, seed: int) -> Federated:
+    """The federated data of one allocation; the seed decides who gets what."""
+    return _load_data(config.data.model_dump_json(), seed)
+
+
+@lru_cache(maxsize=2)
+def _load_data(text: str, seed: int) -> Federated:
+    from fedapa.config.schema import DataConfig
+
+    wanted = DataConfig.model_validate_json(text)
+    dataset = _dataset(wanted.source, wanted.data_dir)
+    split = make_partition(wanted.partition, dataset, wanted.clients, seed, wanted.rule_parameters())
+    return federate(dataset, split, wanted.validation, seed)
+
+
+def make_partition(
+    rule: str, dataset: sources.Dataset, clients: int, seed: int, parameters: dict[str, float]
+) -> partitions.Partition:
+    """Deal by a rule, or load a saved partition."""
+    if rule.endswith(".npz"):
+        return partitions.load(Path(rule))
+    return partitions.split(rule, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+
+
+@lru_cache(maxsize=1)
+def _dataset(name: str, data_dir: str | None) -> sources.Dataset:
+    return sources.load(name, None if data_dir is None else Path(data_dir))

@@ -1,0 +1,181 @@
+"""A run's folder: config.toml, env.json, run.db, checkpoints/ and log.txt. It needs nothing from outside itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedapa.core.tree import count_bytes
+from fedapa.data.federated import Federated
+from fedapa.errors import InputError, RunError
+from fedapa.run import checkpoint, ledger
+from fedapa.run.checkpoint import Checkpoint
+from fedapa.run.loop import DONATE_ABOVE, RoundLog, State
+from fedapa.run.transport import Transport
+
+CONFIG = "config.toml"
+PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def create(folder: Path, config: str) -> None:
+    """Lay out a run that has not started; its config is what makes a folder a run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another --out") from error
+    if (folder / CONFIG).exists():
+        if (folder / CONFIG).read_text(encoding="utf-8") != config:
+            raise InputError(f"{folder} holds a run with another config", "choose another --out, or resume that one")
+        return
+    checkpoint.write_atomically(folder / CONFIG, config.encode())
+
+
+def runs_under(folder: Path) -> list[Path]:
+    """The run folders at or right below a folder, in the order of their names."""
+    if (folder / CONFIG).is_file():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+
+
+def status(folder: Path) -> str:
+    """planned, running (or cut off), failed or finished."""
+    if not (folder / "run.db").is_file():
+        return "planned"
+    with ledger.reading(folder / "run.db") as db:
+        return ledger.meta(db).get("status", "planned")
+
+
+def rounds_done(folder: Path) -> int:
+    """Rounds whose numbers are in run.db."""
+    if not (folder / "run.db").is_file():
+        return 0
+    with ledger.reading(folder / "run.db") as db:
+        return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
+
+
+class RunFolder:
+    """The sink of a run: numbers first, then the checkpoint, so that a crash repeats a round rather than losing one."""
+
+    def __init__(self, folder: Path, rounds: int, every: int = 1) -> None:
+        self.folder, self.rounds, self.every = folder, rounds, every
+        self._lock = _lock(folder)
+        self.ledger = ledger.Ledger(folder / "run.db")
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[Path] | None = None
+        self._transport: Transport | None = None
+
+    def begin(self, transport: Transport, state: State, data: Federated, meta: dict[str, str]) -> State:
+        """Describe the run and go on from its last checkpoint, if there is one."""
+        self._transport = transport
+        found = checkpoint.newest(self.folder / "checkpoints")
+        if found is not None:
+            if len(found.records) != len(data.clients):
+                raise RunError(f"{self.folder}: the checkpoint has {len(found.records)} clients, the data {len(data.clients)}")
+            transport.restore(found.records)
+            state = found.state
+        self.ledger.forget_from(state.round)
+        self.ledger.describe(meta, _client_rows(data))
+        self._note_session(state.round)
+        return state
+
+    def __call__(self, log: RoundLog, state: State) -> None:
+        assert self._transport is not None
+        self._settle()
+        self.ledger.record(log, len(state.last))
+        self._say(f"round {log.round + 1}/{self.rounds}: {len(log.trained)} clients trained")
+        for event in log.events:
+            self._say(f"  {event.kind}: {event.text}")
+        if state.round % self.every == 0 or state.round == self.rounds:
+            self._save(Checkpoint(state, self._transport.records()))
+
+    def finish(self) -> None:
+        self._settle()
+        self.ledger.describe({"status": "finished", "finished": _now()}, [])
+
+    def close(self) -> None:
+        try:
+            self._settle()
+        finally:
+            self._writer.shutdown()
+            self.ledger.close()
+            self._lock.close()
+
+    def fail(self, reason: str) -> None:
+        self.ledger.describe({"status": "failed", "reason": reason}, [])
+        self._say(f"failed: {reason}")
+
+    def _save(self, point: Checkpoint) -> None:
+        """Beside the next round's training; states are never changed in place, unless the server's is too large."""
+        self._writing = self._writer.submit(checkpoint.write, self.folder / "checkpoints", point)
+        if count_bytes(point.state.server) > DONATE_ABOVE or point.state.round == self.rounds:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _say(self, line: str) -> None:
+        try:
+            with open(self.folder / "log.txt", "a", encoding="utf-8") as file:
+                file.write(f"{_now()} {line}\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.folder / 'log.txt'}: {error.strerror}", "is the disk full?") from error
+
+    def _note_session(self, round: int) -> None:
+        checkpoint.write_json(self.folder / "env.json", environment())
+        self._say(f"{'started' if round == 0 else f'resumed after round {round}'}: {' '.join(sys.argv)}")
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the machine that a run's numbers come from."""
+    return {
+        "date": _now(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _client_rows(data: Federated) -> list[tuple[int, str, int, int, int, str]]:
+    rows = []
+    for i, client in enumerate(data.clients):
+        held = 0 if client.validation is None else len(client.validation.y)
+        labels: Sequence[int] = client.train.y.bincount(minlength=data.classes).tolist()
+        rows.append((i, client.name, len(client.train.y), len(client.test.y), held, ",".join(map(str, labels))))
+    return rows
+
+
+def _lock(folder: Path) -> Any:
+    """One process per run folder."""
+    try:
+        handle = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise RunError(f"cannot write in {folder}: {error.strerror}", "is the disk full or the folder read-only?") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise InputError(f"{folder} is in use by another process", "wait for it, or stop it first") from None
+    return handle
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,139 @@
+"""What finished and running runs say, read from their run.db alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapa.errors import InputError
+from fedapa.run import ledger
+from fedapa.run.evaluate import Counts, Summary
+from fedapa.run.folder import runs_under
+
+TAIL = 5  # rounds in the mean of the last rounds
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Pooled accuracy before or after local training: the last round, the best one, the mean of the last five."""
+
+    last: float
+    best: float
+    best_round: int
+    tail: float
+    selected: float | None  # at the round with the best validation accuracy, where there is validation data
+    summary: Summary  # of the last round
+
+
+@dataclass(frozen=True)
+class RunResult:
+    folder: Path
+    label: str
+    seed: int
+    status: str
+    rounds: int
+    rounds_done: int
+    evaluated: str
+    before: Phase
+    after: Phase
+    kib: float  # down and up, per trained client and round
+    seconds: float
+    counts: Counts  # [M, 2] correct and total of the last round, of the model that the method is evaluated by
+    partition: str
+
+    @property
+    def headline(self) -> Phase:
+        return self.before if self.evaluated == "before" else self.after
+
+
+def load(folder: Path) -> list[RunResult]:
+    """All runs at or below a folder that have at least one evaluated round."""
+    found = [run for path in runs_under(folder) if (run := read(path)) is not None]
+    if not found:
+        raise InputError(f"no run with results under {folder}", "`fedapa run` makes one; `fedapa resume` continues it")
+    return found
+
+
+def read(folder: Path) -> RunResult | None:
+    if not (folder / "run.db").is_file():
+        return None
+    with ledger.reading(folder / "run.db") as db:
+        about = ledger.meta(db)
+        phases = [_phase(db, name) for name in ("before", "after")]
+        if "label" not in about or None in phases:
+            return None
+        before, after = phases
+        assert before is not None
+        assert after is not None
+        last = db.execute("SELECT max(round) FROM accuracy").fetchone()[0]
+        done, seconds = db.execute("SELECT count(*), sum(seconds) FROM round").fetchone()
+        return RunResult(
+            folder, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
+            about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,
+            ledger.client_counts(db, last, about["evaluated"]), about["partition"],
+        )  # fmt: skip
+
+
+def _phase(db: Any, name: str) -> Phase | None:
+    rows = ledger.curve(db, name)
+    if not rows:
+        return None
+    pooled = [summary.pooled for _, summary in rows]
+    best = int(np.argmax(pooled))
+    held = [summary.pooled for _, summary in ledger.curve(db, name, "validation")]
+    selected = pooled[int(np.argmax(held))] if held else None
+    return Phase(pooled[-1], pooled[best], rows[best][0] + 1, float(np.mean(pooled[-TAIL:])), selected, rows[-1][1])
+
+
+def gains(run: RunResult, runs: Sequence[RunResult]) -> Counts | None:
+    """Per client: +1 better than local training of the same allocation, 0 equal, -1 worse; None without such a run."""
+    for other in runs:
+        if (other.label, other.seed, other.partition) == ("local", run.seed, run.partition):
+            mine, theirs = (r.counts[:, 0] / np.maximum(r.counts[:, 1], 1) for r in (run, other))
+            return np.sign(mine - theirs).astype(np.int64)
+    return None
+
+
+def table(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """One row per method: means over seeds, spread where there are several."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    return [_row(label, [run for run in runs if run.label == label], runs) for label in labels]
+
+
+def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
+    compared = [g for run in mine if (g := gains(run, runs)) is not None]
+    row: dict[str, Any] = {
+        "method": label,
+        "seeds": len(mine),
+        "rounds": f"{min(r.rounds_done for r in mine)}/{mine[0].rounds}",
+        "evaluated": mine[0].evaluated,
+    }
+    for name in ("before", "after"):
+        phases = [getattr(run, name) for run in mine]
+        row |= {f"{name}_{key}": _mean([getattr(p, key) for p in phases]) for key in ("last", "tail", "best")}
+        row[f"{name}_sd"] = float(np.std([p.last for p in phases], ddof=1)) if len(phases) > 1 else None
+        row[f"{name}_selected"] = None if phases[0].selected is None else _mean([p.selected for p in phases])
+    row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
+    row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
+    row["gain"] = [int(sum((g == sign).sum() for g in compared)) for sign in (1, 0, -1)] if compared else None
+    row["kib"] = _mean([run.kib for run in mine])
+    row["seconds"] = _mean([run.seconds for run in mine])
+    return row
+
+
+def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Everything about every run, for ``--format json``."""
+    rows = []
+    for run in runs:
+        row = asdict(run)
+        row["folder"], row["counts"] = str(run.folder), run.counts.tolist()
+        rows.append(row)
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

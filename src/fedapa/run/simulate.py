@@ -1,0 +1,132 @@
+"""A whole federation on one machine: the task from data and model, then the loop over the in-process transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedapa.core.tree import Tree, count_bytes
+from fedapa.data.federated import Federated
+from fedapa.errors import FedapaError, InputError
+from fedapa.methods.method import Method
+from fedapa.native import Kernel, available, shape_of
+from fedapa.run import loop
+from fedapa.run.evaluate import Summary, summarise
+from fedapa.run.folder import RunFolder
+from fedapa.run.loop import Plan, RoundLog, State
+from fedapa.run.transport import InProcess, Record
+from fedapa.task.models import HEAD, Buffers, SplitModel, build_model
+from fedapa.task.task import Task, Training
+
+Engine = Literal["auto", "torch", "native"]
+Progress = Callable[[RoundLog], None]
+
+
+def make_task(
+    data: Federated,
+    model: str | nn.Module = "lenet5",
+    training: Training | None = None,
+    rounds: int = 50,
+    head: str = HEAD,
+    buffers: Buffers = "shared",
+    engine: Engine = "auto",
+) -> Task:
+    """What all parties agree on, read off the data."""
+    split = build_model(model, data.shape, data.classes, head, buffers)
+    names = tuple(client.name for client in data.clients)
+    kernel = None if engine == "torch" else native_kernel(split, data, engine == "native")
+    return Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names, kernel)
+
+
+def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
+    """The compiled engine, if it was built and knows this model; an error instead if the user insists on it."""
+    built, reason = available()
+    shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
+    if shape is not None and model.plain_head:
+        return Kernel(shape, data.classes, data.mean, data.std)
+    if insist:
+        why = "it knows only 5x5 convolution, ReLU, 2x2 max-pool blocks with linear layers" if built else reason
+        raise InputError(f"the native engine cannot run this model: {why}", 'use engine = "auto" or "torch"')
+    return None
+
+
+@dataclass
+class Result:
+    """A finished run in memory: every round's log, the server's last state and every client's."""
+
+    method: Method
+    task: Task
+    logs: list[RoundLog]
+    state: State
+    records: list[Record]
+
+    def predict(self, i: int, x: Tensor) -> Tensor:
+        """Logits of client i's personalized model."""
+        with torch.no_grad():
+            return self.method.predict(self.task, self.records[i].state, x)
+
+    def curve(self, phase: str = "after") -> list[Summary]:
+        """Accuracy of every evaluated round, ``before`` or ``after`` local training."""
+        found = [log.before if phase == "before" else log.after for log in self.logs]
+        return [summarise(counts[:, 0], counts[:, 1]) for counts in found if counts is not None]
+
+
+def simulate(
+    method: Method,
+    task: Task,
+    data: Federated,
+    plan: Plan,
+    folder: Path | None = None,
+    meta: dict[str, str] | None = None,
+    checkpoint_every: int = 1,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Result:
+    """Run to the end, or on from where the folder's last checkpoint stands."""
+    torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
+    state, client = loop.start(method, task, plan.seed)
+    transport = InProcess(method, task, data, plan.seed, client, workers)
+    like = loop.expected_upload(method, task, data.clients[0].train.x[0])
+    logs: list[RoundLog] = []
+    if folder is None:
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress))
+        return Result(method, task, logs, state, transport.records())
+    keeper = RunFolder(folder, plan.rounds, checkpoint_every)
+    try:
+        state = keeper.begin(transport, state, data, {**(meta or {}), "status": "running"})
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper))
+        keeper.finish()
+    except FedapaError as error:
+        keeper.fail(error.message)
+        raise
+    finally:
+        keeper.close()
+    return Result(method, task, logs, state, transport.records())
+
+
+def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:
+    """What one client receives and sends in one round, as trees."""
+    server, _ = method.init(task, 0)
+    return method.send(task, server, 0), loop.expected_upload(method, task, sample)
+
+
+def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
+    """Bytes down and up per client and round, counted from the trees."""
+    down, up = wire(method, task, sample)
+    return count_bytes(down), count_bytes(up)
+
+
+def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> loop.Sink:
+    def sink(log: RoundLog, state: State) -> None:
+        if keeper is not None:
+            keeper(log, state)
+        logs.append(log)
+        if progress is not None:
+            progress(log)
+
+    return sink
