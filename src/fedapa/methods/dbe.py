@@ -1,24 +1,26 @@
-"""DBE (Zhang et al., NeurIPS 2023, "Eliminating Domain Bias"): FedAvg plus a private bias vector in feature space.
+"""DBE (Zhang et al., NeurIPS 2023): FedAvg plus a private bias on the features, and their mean aligned.
 
-First round, the initialisation phase (``ready`` = 0): plain local training that tracks the running mean of features
-        m <- (1 - mu) m + mu mean_batch(z), from m = 0; the server averages the m_i by samples to the consensus mean,
-        which stays for ever, and discards the trained models
+First round, the initialisation phase (``ready`` = 0): plain local training that tracks the running mean of
+        features m <- (1 - mu) m + mu mean_batch(z), from m = 0; the server averages the m_i by samples to the
+        consensus mean, which stays for ever, and discards the trained models
 Down    omega, mean, ready
-Client  logits = head(z + b_i); cross-entropy + kappa * mean_d 1/2 (m - mean)^2 with m as above, again from 0, and a
-        gradient through the current batch only; b_i is trained along, starts at 0 and never leaves
+Client  logits = head(z + b_i); cross-entropy + kappa * mean_d 1/2 (m - mean)^2 with m as above, again from 0,
+        and a gradient through the current batch only; b_i is trained along, starts at 0 and never leaves
 Up      omega_i, n_i, m_i
 Server  omega <- sum_i n_i omega_i / sum_i n_i over the clients that answered
 
 Deviations:
-- mu = 1 and kappa = 50 are those of the authors' run script. The defaults of their program, and of PFLlib, leave the
-  mean regularisation off (kappa = 0).
-- The authors let all clients take part in the initialisation. Here it is the first round with whoever answers, so of
-  T rounds T - 1 train the global model; ``keep_first=True`` keeps the models of that round too.
+- mu = 1 and kappa = 50 are those of the authors' run script. The defaults of their program, and of PFLlib,
+  leave the mean regularisation off (kappa = 0).
+- The authors let all clients take part in the initialisation. Here it is the first round with whoever
+  answers, so of T rounds T - 1 train the global model; ``keep_first=True`` keeps the models of that round
+  too.
 - Mean and flag travel in every message, so that shapes are static: d + 1 floats more than FedAvg down, d up
   (340 and 336 bytes beside 248,024 on LeNet-5); a wire could send them once.
 - b_i has the rate and the momentum of everything else. ``train_bias=False`` freezes it.
 - Evaluated: the global omega with the client's own b_i, before local training.
-- Idle clients keep b_i; who missed the first round gets the same mean as all others; who never trained has b_i = 0.
+- Idle clients keep b_i; who missed the first round gets the same mean as all others; who never trained has
+  b_i = 0.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class DBE(Method):
 
 
 def debiased(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
-    """Cross-entropy of head(z + b) plus the pull of the running mean m to the consensus; both off until ready."""
+    """Cross-entropy of head(z + b) plus the pull of m to the consensus mean; both off until ready."""
     both = {**given, **params}
     z = task.features(both, batch.x)
     m = (1 - given["mu"]) * given["m"] + given["mu"] * z.mean(0)

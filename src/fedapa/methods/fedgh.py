@@ -1,4 +1,4 @@
-"""FedGH (Yi et al., ACM MM 2023): private extractors under one global head, which the server trains on prototypes.
+"""FedGH (Yi et al., ACM MM 2023): private extractors under one global head that the server trains.
 
 Down    phi
 Client  cross-entropy over [theta_i; phi], all layers; the head is replaced at the next visit
@@ -6,17 +6,19 @@ Up      class means of z with the trained extractor, and counts per class
 Server  one gradient step of cross-entropy on phi for every (mean, label) pair received
 
 Deviations:
-- The authors' code never trains phi: the server steps the clients' optimiser, so that the head stays random. This
-  follows the paper.
-- Pairs go in ascending order of client and class, one per step with the rate .01 of the clients; ``server_batch`` = s
-  takes the mean loss of s pairs at a time. PFLlib: rate 1, one shuffled pass with batches of 10 (``server_lr=1``,
-  ``server_batch=10``). The number of samples behind a mean plays no role.
+- The authors' code never trains phi: the server steps the clients' optimiser, so that the head stays random.
+  This follows the paper.
+- Pairs go in ascending order of client and class, one per step with the rate .01 of the clients;
+  ``server_batch`` = s takes the mean loss of s pairs at a time. PFLlib: rate 1, one shuffled pass with
+  batches of 10 (``server_lr=1``, ``server_batch=10``). The number of samples behind a mean plays no role.
 - Class means are exact, after training; the authors' code takes the mean of per-batch means.
 - Local training is the task's (authors: 10 epochs, weight decay 1e-3, gradient norm clipped to 50).
-- Messages are dense: C (d + 1) floats up, counts of zero for absent classes; the paper counts owned classes only.
-- Evaluated: after local training, as in the authors' code; PFLlib evaluates right after the head was replaced.
-- Idle clients keep extractor and head; whoever returns gets the head of the day. In the first round it is the common
-  start. BatchNorm statistics kept with the head (private buffers) stay on the client.
+- Messages are dense: C (d + 1) floats up, counts of zero for absent classes; the paper counts owned classes
+  only.
+- Evaluated: after local training, as in the authors' code; PFLlib evaluates right after the head was
+  replaced.
+- Idle clients keep extractor and head; whoever returns gets the head of the day. In the first round it is
+  the common start. BatchNorm statistics kept with the head (private buffers) stay on the client.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from fedapa.task.task import Task, cross_entropy
 
 @dataclass(frozen=True)
 class FedGH(Method):
-    server_lr: float = hyper(0.01, "learning rate of the global head", 0.0, source="the clients' rate; PFLlib: 1")
+    server_lr: float = hyper(0.01, "learning rate of the global head", 0.0, source="clients' rate; PFLlib: 1")
     server_batch: int = hyper(1, "pairs of mean and label per step", 1, source="paper; PFLlib: 10")
     server_epochs: int = hyper(1, "passes over the pairs of a round", 0, source="paper")
 
@@ -64,8 +66,9 @@ class FedGH(Method):
         z, y = torch.stack([up["means"] for up in ups])[owned], owned.nonzero()[:, 1]
         phi, tail = server["phi"], torch.zeros(task.Q - len(server["phi"]))
         for _ in range(self.server_epochs):
-            for pair in torch.arange(len(y)).split(self.server_batch):
-                phi = phi - self.server_lr * slope(task, phi, tail, z[pair], y[pair])
+            for k in range(0, len(y), self.server_batch):
+                pairs = slice(k, k + self.server_batch)
+                phi = phi - self.server_lr * slope(task, phi, tail, z[pairs], y[pairs])
         return {"phi": phi}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

@@ -1,27 +1,29 @@
-"""FedPAC (Xu, Tong and Huang, ICLR 2023): features aligned to global class prototypes, heads combined by a QP.
+"""FedPAC (Xu, Tong and Huang, ICLR 2023): features aligned to global prototypes, heads combined by a QP.
 
 Down    theta, the client's own combined head phi_i, prototypes c [C, d] and the counts behind them
 Client  with theta as it arrived: h_i[k] = sum of z over class k / n_i, V_i = (mean |z|^2 - |h_i|^2) / n_i
         then head_epochs on phi_i with theta frozen, then the task's epochs on theta with phi_i frozen:
         cross-entropy + lam * mean (z - c_y)^2
 Up      theta_i, phi_i, sums of the new z and counts per class, h_i, V_i
-Server  theta <- sum_i n_i theta_i / sum_i n_i;  c_k <- sum_i n_ik c_ik / sum_i n_ik;  phi_i <- sum_j a_ij phi_j with
-        a_i = argmin a' (diag(V) + U_i U_i') a on the simplex, row j of U_i being vec(h_i - h_j)
+Server  theta <- sum_i n_i theta_i / sum_i n_i;  c_k <- sum_i n_ik c_ik / sum_i n_ik;
+        phi_i <- sum_j a_ij phi_j with a_i = argmin a' (diag(V) + U_i U_i') a on the simplex, row j of U_i being vec(h_i - h_j)
 
 Deviations:
-- The QP runs over the clients that answered this round, as in the authors' code, by an exact active-set method
-  (core.simplex) instead of cvxpy. It always has an answer, so the code's fallbacks (eigenvalues < 0.01 dropped, local
-  head if that fails) have no counterpart. Weights below 1e-3 become zero, as there.
-- lr .1, momentum .5 and weight decay 5e-4 of the head's epoch are the authors'; its optimiser is new at every visit.
-  The extractor's epochs follow the task (authors: E = 5, lr .01 or .02, momentum .5, weight decay 5e-4).
-- A class without a global prototype is pulled to the client's own mean before training; without any global prototype
-  (the first round) there is no pull at all. Both as in the authors' code.
+- The QP runs over the clients that answered this round, as in the authors' code, by an exact active-set
+  method (core.simplex) instead of cvxpy. It always has an answer, so the code's fallbacks (eigenvalues <
+  0.01 dropped, local head if that fails) have no counterpart. Weights below 1e-3 become zero, as there.
+- lr .1, momentum .5 and weight decay 5e-4 of the head's epoch are the authors'; its optimiser is new at
+  every visit. The extractor's epochs follow the task (authors: E = 5, lr .01 or .02, momentum .5, weight
+  decay 5e-4).
+- A class without a global prototype is pulled to the client's own mean before training; without any global
+  prototype (the first round) there is no pull at all. Both as in the authors' code.
 - A class that no client of a round holds keeps its last prototype; the authors' code drops it.
-- PFLlib and FL-bench pair V and h with the wrong heads when uploads arrive in another order, and PFLlib averages
-  prototypes without weights; here everything of a client is in one message.
+- PFLlib and FL-bench pair V and h with the wrong heads when uploads arrive in another order, and PFLlib
+  averages prototypes without weights; here everything of a client is in one message.
 - Evaluated: after local training (the authors' code prints both); PFLlib evaluates what arrives.
-- Idle clients keep their last combined head on the server; who was never heard from has the common first head and
-  takes no part in any QP. The counts down (C floats) are more than the paper sends: they say which classes exist.
+- Idle clients keep their last combined head on the server; who was never heard from has the common first
+  head and takes no part in any QP. The counts down (C floats) are more than the paper sends: they say which
+  classes exist.
 """
 
 from __future__ import annotations
@@ -50,13 +52,12 @@ class FedPAC(Method):
     head_lr: float = hyper(0.1, "learning rate of the head's epochs", 0.0, source="authors' code")
     head_momentum: float = hyper(0.5, "momentum of the head's epochs", 0.0, 0.999, source="authors' code")
     head_weight_decay: float = hyper(5e-4, "weight decay of the head's epochs", 0.0, source="authors' code")
-    collaborate: bool = hyper(True, "combine the heads; off leaves everybody their own (the paper's ablation)")
+    collaborate: bool = hyper(True, "combine the heads; off: everybody keeps their own (ablation)")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
-        C, heads = task.classes, phi.repeat(task.clients, 1)
-        server = {"theta": theta, "phi": heads, "prototypes": torch.zeros(C, task.d), "counts": torch.zeros(C)}
-        return server, {"theta": theta, "phi": phi}
+        none = {"prototypes": torch.zeros(task.classes, task.d), "counts": torch.zeros(task.classes)}
+        return {"theta": theta, "phi": phi.repeat(task.clients, 1), **none}, {"theta": theta, "phi": phi}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return {**server, "phi": server["phi"][i].clone()}
@@ -98,14 +99,14 @@ class FedPAC(Method):
         return task.predict(client, x)
 
     def _targets(self, down: Tree, own: Tensor) -> Tree:
-        """Where each class is pulled to, and how strongly: not at all before there is any global prototype."""
+        """Where each class is pulled to, and how strongly: not at all before the first global prototype."""
         seen = down["counts"] > 0
         target = torch.where(seen.unsqueeze(1), down["prototypes"], own)
         return {"target": target, "lam": self.lam * seen.any().float()}
 
 
 def statistics(z: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """h [C, d], class means times class shares, and V [1], the variance of an estimate from these n samples."""
+    """h [C, d], class means times class shares, and V [1], the variance of an estimate by n samples."""
     n = len(z)
     h = sums / n
     V = (z.square().sum(1).mean() - h.square().sum()).clamp(min=0) / n

@@ -6,18 +6,20 @@ Up      sums of z and counts per class
 Server  c_k <- sum_i n_ik c_ik / sum_i n_ik over the clients that hold class k
 
 Deviations:
-- The paper's aggregation has one more factor 1/|N_k|, which would shrink prototypes; nobody implements it. All public
-  codes take the plain mean over clients: ``average="clients"``.
-- ``prototypes="after"``: one clean pass over the data after training. ``"during"``: from the features seen in the last
-  local epoch, while the model moves, as in the authors' code (PFLlib: in all epochs).
-- The paper predicts by the nearest prototype, the authors' code reports that and the head, FL-bench the head.
-  ``inference``: ``head`` (default: the model that is trained; with lam = 0 the method is Local), ``global_prototype``
-  (the paper; PFLlib), ``own_classes`` (global prototypes of the client's own classes: the authors' code),
-  ``own_prototype`` (the client's own prototypes). Whoever has none yet predicts with the head.
-- lam = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10 in the paper. The mean is over batch and features; samples whose class
-  has no global prototype add nothing.
+- The paper's aggregation has one more factor 1/|N_k|, which would shrink prototypes; nobody implements it.
+  All public codes take the plain mean over clients: ``average="clients"``.
+- ``prototypes="after"``: one clean pass over the data after training. ``"during"``: from the features seen
+  in the last local epoch, while the model moves, as in the authors' code (PFLlib: in all epochs).
+- The paper predicts by the nearest prototype, the authors' code reports that and the head, FL-bench the
+  head. ``inference``: ``head`` (default: the model that is trained; with lam = 0 the method is Local),
+  ``global_prototype`` (the paper; PFLlib), ``own_classes`` (global prototypes of the client's own classes:
+  the authors' code), ``own_prototype`` (the client's own prototypes). Whoever has none yet predicts with the
+  head.
+- lam = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10 in the paper. The mean is over batch and features; samples
+  whose class has no global prototype add nothing.
 - Prototypes of a class that nobody reported in a round stay (PFLlib forgets them).
-- Messages are dense, C (d + 1) floats in each direction; the paper's count leaves absent classes and counts out.
+- Messages are dense, C (d + 1) floats in each direction; the paper's count leaves absent classes and counts
+  out.
 - Evaluated: after local training. Idle clients keep their model; the first round has no pull.
 """
 
@@ -37,21 +39,21 @@ from fedapa.methods.method import Method, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Batch, Task
 
-Inference = Literal["head", "global_prototype", "own_classes", "own_prototype"]
-
 
 @dataclass(frozen=True)
 class FedProto(Method):
     lam: float = hyper(1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)")
-    inference: Inference = hyper("head", "predict by the head or by the nearest prototype of some kind")
-    average: Literal["samples", "clients"] = hyper("samples", "weights of the clients in a prototype", source="paper")
-    prototypes: Literal["after", "during"] = hyper("after", "features after training, or seen in its last epoch")
+    inference: Literal["head", "global_prototype", "own_classes", "own_prototype"] = hyper(
+        "head", "predict by the head or by the nearest prototype of some kind"
+    )
+    average: Literal["samples", "clients"] = hyper("samples", "weights within a prototype", source="paper")
+    prototypes: Literal["after", "during"] = hyper("after", "features after training or in its last epoch")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none, nobody = torch.zeros(task.classes, task.d), torch.zeros(task.classes)
-        client = {"theta": theta, "phi": phi, "prototypes": none, "counts": nobody, "own": none, "owned": nobody}
-        return {"prototypes": none, "counts": nobody}, client
+        server = {"prototypes": none, "counts": nobody}
+        return server, {"theta": theta, "phi": phi, **server, "own": none.clone(), "owned": nobody.clone()}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return dict(server)

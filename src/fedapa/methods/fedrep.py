@@ -6,13 +6,15 @@ Up      theta_i, n_i
 Server  theta <- sum_i n_i theta_i / sum_i n_i over the clients that answered
 
 Deviations:
-- The paper lets the head take many steps for each of the extractor's: 10 epochs, then 1. Here the extractor takes
-  the task's epochs, as for every method; ``extractor_epochs=1`` is the paper's. PFLlib has 1 and 1.
-- The paper averages extractors without weights (its clients hold equal shares); its code and ours weigh by samples.
+- The paper lets the head take many steps for each of the extractor's: 10 epochs, then 1. Here the extractor
+  takes the task's epochs, as for every method; ``extractor_epochs=1`` is the paper's. PFLlib has 1 and 1.
+- The paper averages extractors without weights (its clients hold equal shares); its code and ours weigh by
+  samples.
 - Both phases use the task's SGD, each with a momentum of its own.
-- Evaluated: [theta; phi_i] as it arrives, as in the authors' code: after the aggregation, before more training.
-- Idle clients keep their head and get the extractor of the day when they return; who never trained has the common
-  first head. Missing classes and the first round need no special case.
+- Evaluated: [theta; phi_i] as it arrives, as in the authors' code: after the aggregation, before more
+  training.
+- Idle clients keep their head and get the extractor of the day when they return; who never trained has the
+  common first head. Missing classes and the first round need no special case.
 - Statistics of BatchNorm move in the extractor's epochs only.
 """
 

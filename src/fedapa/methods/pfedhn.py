@@ -1,31 +1,34 @@
-"""pFedHN and pFedHN-PC (Shamsian et al., ICML 2021): a hypernetwork on the server writes every client's weights.
+"""pFedHN and pFedHN-PC (Shamsian et al., ICML 2021): a hypernetwork on the server writes the weights.
 
 Server: an embedding v_i per client, a trunk psi (linear layers with ReLU between them) and an output layer:
 Down    omega_i = O [h(v_i; psi); 1], or the extractor alone with ``private_head`` (pFedHN-PC)
 Client  local training; pFedHN-PC adds a private head that never leaves
 Up      the trained omega_i
-Server  Delta_i = sent - returned; (O, psi, v_i) move against the vector-Jacobian product of omega_i with Delta_i,
-        clipped to norm 50, by SGD with momentum and weight decay                        (Algorithm 1)
+Server  Delta_i = sent - returned; (O, psi, v_i) move against the vector-Jacobian product of omega_i with
+        Delta_i, clipped to norm 50, by SGD with momentum and weight decay               (Algorithm 1)
 
-O is one [P, hidden + 1] matrix, its last column the bias: the same in distribution as one linear layer per tensor,
-because their random start depends on the fan-in alone. Its gradient is Delta_i [h; 1]', so all steps of a round are
-linear in (O, velocity, the Deltas) and are done together: autograd runs through the small trunk only.
+O is one [P, hidden + 1] matrix, its last column the bias: in distribution the same as one linear layer per
+tensor, because their random start depends on the fan-in alone. Its gradient is Delta_i [h; 1]', so all steps of
+a round are linear in O, its velocity and the Deltas: done at once, with autograd through the trunk only.
 
 Deviations:
-- The authors visit one client per step. A round has many; ``update="one_by_one"`` takes one step per client in
-  ascending order, each with the forward pass of the hypernetwork as it is by then and Delta from what was sent;
-  ``"mean"`` (default) takes one step with the average gradient, which is independent of any order. One by one, the
-  clients' Deltas are as stale as the round is large, and the authors' rates, meant for one client at a time, add up:
-  it can overshoot with large cohorts. ``order="sequential"`` is the authors' schedule exactly: every client gets
-  weights that have seen the client before it.
-- Local training is the task's. The authors take 50 steps on random batches (``local_steps=50``) with lr 5e-3,
-  weight decay 5e-5, clipping at 50 and a new optimiser per visit.
-- As in the authors' code, momentum and weight decay also move the embeddings of idle clients, and the embedding has
-  int(1 + M/4) entries (FL-bench: int((1 + M)/4)). Spectral norm is left out (off by default there).
+- The authors visit one client per step. A round has many; ``update="one_by_one"`` takes one step per client
+  in ascending order, each with the forward pass of the hypernetwork as it is by then and Delta from what was
+  sent; ``"mean"`` (default) takes one step with the average gradient, which is independent of any order. One
+  by one, the clients' Deltas are as stale as the round is large, and the authors' rates, meant for one
+  client at a time, add up: it can overshoot with large cohorts. ``order="sequential"`` is the authors'
+  schedule exactly: every client gets weights that have seen the client before it.
+- Local training is the task's. The authors take 50 steps on random batches (``local_steps=50``) with lr
+  5e-3, weight decay 5e-5, clipping at 50 and a new optimiser per visit.
+- As in the authors' code, momentum and weight decay also move the embeddings of idle clients, and the
+  embedding has int(1 + M/4) entries (FL-bench: int((1 + M)/4)). Spectral norm is left out (off by default
+  there).
 - Evaluated: the weights as generated (with the private head), before local training.
-- Idle clients: what they would receive moves with the hypernetwork; their head stays. Missing classes and the first
-  round need no special case, but the first weights that arrive are generated ones, not the common start.
-- BatchNorm statistics cannot be generated: such models are refused unless their buffers stay with a private head.
+- Idle clients: what they would receive moves with the hypernetwork; their head stays. Missing classes and
+  the first round need no special case, but the first weights that arrive are generated ones, not the common
+  start.
+- BatchNorm statistics cannot be generated: such models are refused unless their buffers stay with a private
+  head.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ HYPERNETWORK = 3  # key of its random stream
 @dataclass(frozen=True)
 class PFedHN(Method):
     private_head: bool = hyper(False, "only the extractor is generated, the head stays private (pFedHN-PC)")
-    hn_lr: float = hyper(0.0, "server's rate; 0: 0.01, or 0.05 with a private head", 0.0, source="authors' code")
+    hn_lr: float = hyper(0.0, "server's rate; 0: 0.01, or 0.05 with private_head", 0.0, source="authors")
     hn_momentum: float = hyper(0.9, "server's momentum", 0.0, 0.999, source="authors' code")
     hn_weight_decay: float = hyper(1e-3, "server's weight decay", 0.0, source="authors' code")
     clip_norm: float = hyper(50.0, "largest norm of the server's gradient", 0.0, source="authors' code")
@@ -59,7 +62,9 @@ class PFedHN(Method):
     layers: int = hyper(3, "hidden layers of the trunk after its first", 0, source="authors' code")
     local_steps: int = hyper(0, "batches per visit; 0: the task's epochs", 0, source="authors' code: 50")
     update: Literal["mean", "one_by_one"] = hyper("mean", "one server step per round, or one per client")
-    order: Schedule = hyper("parallel", "clients side by side, or one after another (authors' code)")
+    order: Literal["parallel", "sequential"] = hyper(
+        "parallel", "clients side by side, or one after another (authors' code)"
+    )
 
     @property
     def evaluated(self) -> When:
@@ -107,12 +112,12 @@ class PFedHN(Method):
         return task.predict(client, x)
 
     def _steps(self, task: Task, server: Tree, ids: Tensor, delta: Tensor) -> Tree:
-        """All steps of a round, with O = a O0 + b V0 + delta' X and its velocity V = c O0 + d V0 + delta' Y."""
+        """All steps of a round: O = a O0 + b V0 + delta' X, and its velocity V = c O0 + d V0 + delta' Y."""
         lr, momentum, decay = self._rate(), self.hn_momentum, self.hn_weight_decay
         O0, V0 = server["O"], server["velocity_O"]
         along_O, along_V, gram = delta @ O0, delta @ V0, delta @ delta.T  # [S, h+1], [S, h+1], [S, S]
         a, b, X, c, d, Y = 1.0, 0.0, torch.zeros_like(along_O), 0.0, 1.0, torch.zeros_like(along_O)
-        for k in torch.arange(len(ids)).split(1 if self.update == "one_by_one" else len(ids)):
+        for k in self._groups(len(ids)):
             into_h = (a * along_O[k] + b * along_V[k] + gram[k] @ X) / len(k)  # delta' O of this step
             h, grads = self._through_trunk(task, server, ids[k], into_h[:, :-1])
             G = torch.zeros_like(X).index_copy(0, k, with_one(h) / len(k))  # the gradient of O is delta' G
@@ -122,6 +127,10 @@ class PFedHN(Method):
             server = server | self._moved(server, {name: scale * g for name, g in grads.items()})
         O = torch.addmm(V0, delta.T, X, beta=b).add_(O0, alpha=a)
         return {**server, "O": O, "velocity_O": torch.addmm(V0, delta.T, Y, beta=d).add_(O0, alpha=c)}
+
+    def _groups(self, count: int) -> list[Tensor]:
+        everybody = torch.arange(count)
+        return [everybody] if self.update == "mean" else list(everybody.view(-1, 1))
 
     def _through_trunk(self, task: Task, server: Tree, ids: Tensor, into_h: Tensor) -> tuple[Tensor, Tree]:
         """h of some clients, and the vector-Jacobian product of h with ``into_h`` in psi and v."""
@@ -137,7 +146,7 @@ class PFedHN(Method):
 
     def _moved(self, server: Tree, grads: Tree) -> Tree:
         """One SGD step on psi and on all embeddings."""
-        moved = {}
+        moved: Tree = {}
         for name, g in grads.items():
             velocity = self.hn_momentum * server[f"velocity_{name}"] + g + self.hn_weight_decay * server[name]
             moved |= {name: server[name] - self._rate() * velocity, f"velocity_{name}": velocity}

@@ -1,32 +1,35 @@
-"""pFedLA and HeurpFedLA (Ma et al., CVPR 2022): one hypernetwork per client weighs all clients, layer by layer.
+"""pFedLA, HeurpFedLA (Ma et al., CVPR 2022): one hypernetwork per client weighs all clients, layer by layer.
 
 Server: W [M, P+Q], the last model of every client, and psi [M, H], one hypernetwork per client (its embedding
         first), whose output is alpha_i [L, M]: ReLU, then divided by its sum in every layer.
 Down    omega_bar_i: in every layer l, sum_j alpha_i[l, j] omega_j[l]
 Client  local training on all of omega
 Up      omega_i
-Server  Delta_i = omega_i - omega_bar_i; psi_i <- psi_i + hn_lr (d omega_bar_i / d psi_i)' Delta_i, which descends
-        1/2 |Delta_i|^2; then row i of W becomes omega_i
+Server  Delta_i = omega_i - omega_bar_i; psi_i <- psi_i + hn_lr (d omega_bar_i / d psi_i)' Delta_i, which
+        descends 1/2 |Delta_i|^2; then row i of W becomes omega_i
 
 Deviations:
 - The paper's formula, and both third-party codes with it, have the other sign and so ascend that proxy loss.
   ``sign="descend"`` is the default, ``"printed"`` stays for ablation. There is no code by the authors.
-- A layer is a module with parameters of its own, weight and bias together (5 in LeNet-5; FL-bench weighs each
-  tensor on its own). Statistics of BatchNorm go with their module.
-- From the third-party code: embeddings of 100, three hidden layers of 100, output weights U(0, 1) with bias 0 so
-  that no ReLU is dead at the start. A layer whose outputs are all <= 0 later falls back to the client's own.
-- ``private_layers`` = k (HeurpFedLA): in the k layers with the largest self-weight alpha_i is e_i, with no gradient,
-  so what is sent equals the client's own last layer. Messages keep their shape; a wire that left these layers out
-  would save their bytes in both directions.
+- A layer is a module with parameters of its own, weight and bias together (5 in LeNet-5; FL-bench weighs
+  each tensor on its own). Statistics of BatchNorm go with their module.
+- From the third-party code: embeddings of 100, three hidden layers of 100, output weights U(0, 1) with bias
+  0 so that no ReLU is dead at the start. A layer whose outputs are all <= 0 later falls back to the client's
+  own.
+- ``private_layers`` = k (HeurpFedLA): in the k layers with the largest self-weight alpha_i is e_i, with no
+  gradient, so what is sent equals the client's own last layer. Messages keep their shape; a wire that left
+  these layers out would save their bytes in both directions.
 - Evaluated: omega_bar_i as it arrives.
-- Idle clients: row and hypernetwork stay; their last model goes on being mixed, and who never trained contributes
-  the start. In the first round all rows are equal: everybody gets the start and no hypernetwork moves.
+- Idle clients: row and hypernetwork stay; their last model goes on being mixed, and who never trained
+  contributes the start. In the first round all rows are equal: everybody gets the start and no hypernetwork
+  moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +38,6 @@ from torch import Tensor
 
 from fedapa.core import hyper as hypernet
 from fedapa.core.tree import Tree, with_rows
-from fedapa.core.weights import Sign
 from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local, stream
 from fedapa.task.task import Task, cross_entropy
@@ -47,7 +49,7 @@ Pieces = list[tuple[slice, int]]  # which part of omega belongs to which layer
 @dataclass(frozen=True)
 class PFedLA(Method):
     hn_lr: float = hyper(5e-3, "learning rate of the hypernetworks", 0.0, source="third-party code")
-    sign: Sign = hyper("descend", "direction of the hypernetworks' step", source="the printed one ascends")
+    sign: Literal["descend", "printed"] = hyper("descend", "direction of the step", source="the printed one ascends")
     private_layers: int = hyper(0, "layers with the largest self-weight that stay private (HeurpFedLA)", 0)
     embedding: int = hyper(100, "size of an embedding", 1, source="third-party code")
     hidden: int = hyper(100, "width of the hypernetworks", 1, source="third-party code")
@@ -60,7 +62,8 @@ class PFedLA(Method):
         theta, phi = task.init(seed)
         random, sizes = stream(seed, HYPERNETWORK), self._sizes(task)
         psi = torch.stack([self._hypernetwork(sizes, random) for _ in range(task.clients)])
-        return {"omega": task.join(theta, phi).repeat(task.clients, 1), "psi": psi}, {"theta": theta, "phi": phi}
+        server = {"omega": task.join(theta, phi).repeat(task.clients, 1), "psi": psi}
+        return server, {"theta": theta, "phi": phi}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         alpha = self._alpha(task, server["psi"][[i]], torch.tensor([i]))[0]
@@ -106,7 +109,7 @@ class PFedLA(Method):
         """[S, L, 1] whether a layer is among the k with the largest self-weight."""
         self_weight = (alpha.detach() * own).sum(2)
         k = min(self.private_layers, self_weight.shape[1])
-        first = self_weight.argsort(1, descending=True, stable=True)[:, :k]
+        first = self_weight.argsort(dim=1, descending=True, stable=True)[:, :k]
         return torch.zeros_like(self_weight, dtype=torch.bool).scatter(1, first, True).unsqueeze(2)
 
     def _slopes(self, task: Task, omega: Tensor, delta: Tensor) -> Tensor:
