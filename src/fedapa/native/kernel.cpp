@@ -101,7 +101,7 @@ INLINE void forget_loads() {
 #if defined(__clang__)
 #define UNROLL PRAGMA(clang loop unroll(full))
 #else
-#define UNROLL PRAGMA(GCC unroll 16)
+#define UNROLL PRAGMA(GCC unroll 32)
 #endif
 
 constexpr size_t up8(size_t n) { return (n + 7) & ~size_t{7}; }
@@ -177,7 +177,9 @@ struct Workspace {
     Buffer<float> patch[MAX_BLOCKS];     // weights as padded patch rows, [out][5][vecs*8]
     Buffer<float> dpatch[MAX_BLOCKS];    // their gradient
     Buffer<float> dbias[MAX_BLOCKS];     // gradient of the bias, [out][8]
-    Buffer<float> pixels, dpixels, dchannels;
+    Buffer<float> pixels[MAX_BLOCKS];    // input of each block, one group
+    Buffer<float> dpixels[MAX_BLOCKS];   // its gradient, one sample
+    Buffer<float> dtop, dchannels;       // gradient after the last pool (one group), another (one sample)
     Buffer<float> list_g;
     Buffer<int32_t> list_at;
     Buffer<float> rows_x, rows_d;
@@ -614,15 +616,24 @@ void weight_gradient(const Block& b, const float* g, const int32_t* at, int n, c
 template <int V>
 INLINE void spread_patches(const float* g, const int32_t* at, int n, const float* patch, size_t row,
                            float* dpixels, size_t width) {
+    // As much of the weights as fits stays in registers: the loop is bound by loads and stores.
+    constexpr int ALL = KERNEL * V, KEPT = ALL < 12 ? ALL : 12;
+    v8 kept[KEPT];
+    UNROLL
+    for (int k = 0; k < KEPT; ++k) kept[k] = load(patch + (k / V) * width + (k % V) * 8);
     for (int e = 0; e < n; ++e) {
         const v8 s = splat(g[e]);
         float* p = dpixels + at[e];
-        for (int r = 0; r < KERNEL; ++r)
-            UNROLL
-            for (int v = 0; v < V; ++v) {
-                float* q = p + r * row + v * 8;
-                storeu(q, loadu(q) + s * load(patch + r * width + v * 8));
-            }
+        UNROLL
+        for (int k = 0; k < ALL; ++k) {
+            float* q = p + (k / V) * row + (k % V) * 8;
+            v8 sum = loadu(q);
+            if (k < KEPT)
+                fma_into(sum, s, kept[k < KEPT ? k : 0]);
+            else
+                fma_load(sum, s, patch + (k / V) * width + (k % V) * 8);
+            storeu(q, sum);
+        }
     }
 }
 
@@ -859,7 +870,8 @@ void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* 
         d = other;
         other = swap;
     }
-    size_t pixels = 0, dpixels = 0, channels = 0, list = 0;
+    const Block& top = p.block[p.blocks - 1];
+    size_t channels = 0, list = 0;
     for (int b = 0; b < p.blocks; ++b) {
         const Block& k = p.block[b];
         const size_t size = static_cast<size_t>(k.out) * KERNEL * k.vecs * 8;
@@ -867,56 +879,51 @@ void extract_backward(const Plan& p, Workspace& ws, const Tape& t, const float* 
         std::memset(ws.dpatch[b].data, 0, size * sizeof(float));
         ws.dbias[b].need(static_cast<size_t>(k.out) * LANES);
         std::memset(ws.dbias[b].data, 0, k.out * LANES * sizeof(float));
+        ws.pixels[b].need(k.pixel_stride * LANES);
         if (b) {
             ws.patch[b].need(size);
             pack_patch(k, theta, ws.patch[b]);
-            dpixels = dpixels < k.pixel_stride ? k.pixel_stride : dpixels;
+            ws.dpixels[b].need(k.pixel_stride);
         }
-        pixels = pixels < k.pixel_stride ? k.pixel_stride : pixels;
         const size_t c = k.out * k.windows8;
         channels = channels < c ? c : channels;
         list = list < k.windows8 ? k.windows8 : list;
     }
-    ws.pixels.need(pixels * LANES);
-    ws.dpixels.need(dpixels * LANES);
-    ws.dchannels.need(channels * LANES);
+    const size_t top_sample = top.out * top.windows8;
+    ws.dtop.need(top_sample * LANES);
+    ws.dchannels.need(channels);
     ws.list_g.need(list + 8);
     ws.list_at.need(list + 8);
     for (size_t g = 0; g < groups; ++g) {
-        for (int b = p.blocks - 1; b >= 0; --b) {
-            const Block& k = p.block[b];
-            const size_t sample = k.out * k.windows8;
-            if (b == p.blocks - 1) {
-                for (int o = 0; o < k.out; ++o)
-                    lanes_to_rows(d + g * k.out_lanes + o * k.windows * LANES, k.windows,
-                                  ws.dchannels + o * k.windows8, sample);
-            } else {
-                const size_t stride = p.block[b + 1].pixel_stride;
-                for (int s = 0; s < LANES; ++s)
-                    pixels_to_channels(ws.dpixels + s * stride, k.windows, p.block[b + 1].step, k.out,
-                                       ws.dchannels + s * sample, k.windows8);
-            }
-            if (b) {
-                lanes_to_pixels(k, t.pooled[b - 1] + g * k.in_lanes, ws.pixels);
-                std::memset(ws.dpixels.data, 0, k.pixel_stride * LANES * sizeof(float));
-            } else {
-                load_group(p, data, first + static_cast<int64_t>(g) * LANES, first + n, ws.input);
-                lanes_to_pixels(k, ws.input, ws.pixels);
-            }
-            const size_t patch = static_cast<size_t>(KERNEL) * k.vecs * 8;
-            const uint8_t* code = t.arg[b] + g * LANES * sample;
-            for (int s = 0; s < LANES; ++s)
-                for (int o = 0; o < k.out; ++o) {
-                    const size_t at = s * sample + o * k.windows8;
+        for (int o = 0; o < top.out; ++o)
+            lanes_to_rows(d + g * top.out_lanes + o * top.windows * LANES, top.windows,
+                          ws.dtop + o * top.windows8, top_sample);
+        load_group(p, data, first + static_cast<int64_t>(g) * LANES, first + n, ws.input);
+        lanes_to_pixels(p.block[0], ws.input, ws.pixels[0]);
+        for (int b = 1; b < p.blocks; ++b)
+            lanes_to_pixels(p.block[b], t.pooled[b - 1] + g * p.block[b].in_lanes, ws.pixels[b]);
+        const int live = n - static_cast<int64_t>(g) * LANES < LANES ? static_cast<int>(n % LANES) : LANES;
+        for (int s = 0; s < live; ++s) {
+            const float* dout = ws.dtop + s * top_sample;
+            for (int b = p.blocks - 1; b >= 0; --b) {
+                const Block& k = p.block[b];
+                const uint8_t* code = t.arg[b] + (g * LANES + s) * k.out * k.windows8;
+                const float* pixels = ws.pixels[b] + s * k.pixel_stride;
+                const size_t patch = static_cast<size_t>(KERNEL) * k.vecs * 8;
+                if (b) std::memset(ws.dpixels[b].data, 0, k.pixel_stride * sizeof(float));
+                for (int o = 0; o < k.out; ++o, dout += k.windows8, code += k.windows8) {
                     v8 sum = load(ws.dbias[b] + o * LANES);
-                    const int found = collect(k, ws.dchannels + at, code + at, ws.list_g, ws.list_at, sum);
+                    const int found = collect(k, dout, code, ws.list_g, ws.list_at, sum);
                     store(ws.dbias[b] + o * LANES, sum);
-                    weight_gradient(k, ws.list_g, ws.list_at, found, ws.pixels + s * k.pixel_stride,
-                                    ws.dpatch[b] + o * patch);
-                    if (b)
-                        input_gradient(k, ws.list_g, ws.list_at, found, ws.patch[b] + o * patch,
-                                       ws.dpixels + s * k.pixel_stride);
+                    weight_gradient(k, ws.list_g, ws.list_at, found, pixels, ws.dpatch[b] + o * patch);
+                    if (b) input_gradient(k, ws.list_g, ws.list_at, found, ws.patch[b] + o * patch, ws.dpixels[b]);
                 }
+                if (b) {
+                    const Block& below = p.block[b - 1];
+                    pixels_to_channels(ws.dpixels[b], below.windows, k.step, k.in, ws.dchannels, below.windows8);
+                    dout = ws.dchannels;
+                }
+            }
         }
     }
     for (int b = 0; b < p.blocks; ++b) {
