@@ -92,8 +92,9 @@ def test_cifar_batches_that_do_not_belong_together(tmp_path: Path, monkeypatch: 
     folder = tmp_path / "cifar-10-batches-bin"
     x = files.write_cifar10_binary(folder)
     (folder / "data_batch_2.bin").write_bytes(files.binary_records(x[:10], np.zeros(10, np.uint8)))
-    with pytest.raises(InputError, match="expected 5 samples of every class, found 4 to 14"):
+    with pytest.raises(InputError, match="expected 5 samples of every class, found 4 to 14") as caught:
         load("cifar10", tmp_path)
+    assert caught.value.hint == "delete it and run 'fedapa data fetch cifar10'"
 
 
 def test_missing_data_says_where_it_was_sought_and_how_to_get_it(

@@ -59,6 +59,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     The fingerprint is that of the index lists: the partition's own if nothing is set aside.
     """
     _check_share(validation)
+    _check_seed(seed)
     check_fits(partition, len(dataset.y_train), len(dataset.y_test))
     _check_nobody_empty(partition)
     aside = [
@@ -89,6 +90,11 @@ def _check_share(validation: float) -> None:
             f"validation = {validation} is not a share of the train samples",
             hint="use 0 (none) or a number below 1, for example 0.1",
         )
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed = {seed} is negative", hint="use 0 or a positive whole number")
 
 
 def _check_nobody_empty(partition: Partition) -> None:
@@ -195,7 +201,7 @@ def _split(who: str, part: str, x: Array, y: Array) -> Split:
 
 def _tensor(where: str, array: Array) -> Tensor:
     if isinstance(array, Tensor):
-        return array.detach().cpu()
+        return array.detach().cpu().clone()
     try:
         return torch.tensor(np.asarray(array))
     except TypeError as error:

@@ -25,10 +25,13 @@ IDX_UINT8 = 0x08  # third byte of the magic number: the type code of unsigned by
 
 
 def damaged(path: Path, expected: str, found: str) -> InputError:
-    """The one error of all readers: which file, what it should hold, what it holds."""
+    """The one error of all readers: which file, what it should hold, what it holds.
+
+    Readers do not know what the data set is called; `sources.load` puts it in the place of NAME.
+    """
     return InputError(
         f"{path}: expected {expected}, found {found}",
-        hint="delete the file and get it again with 'fedapa data fetch'",
+        hint="delete it and run 'fedapa data fetch NAME'",
     )
 
 

@@ -1,6 +1,7 @@
 """Look at a partition: a table of the clients, a bubble plot of classes per client."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.partition import Partition, label_counts
+from fedapa.data.partition import Partition, check_fits, label_counts
 from fedapa.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def bubble_plot(
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: figures are {', '.join(FORMATS)}", hint="choose one of these endings")
     labels = np.asarray(y_train)
+    check_fits(partition, labels.size, sys.maxsize)  # the test set is not drawn
     classes = int(labels.max()) + 1
     counts = np.stack([np.bincount(labels[index], minlength=classes) for index in partition.train])
     figure = _bubbles(counts, class_names or [str(k) for k in range(classes)], title)

@@ -80,9 +80,16 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
     if not info.layouts:
         return _dataset(info, *_digits())
     folder, layout = _located(info, data_folder(data_dir))
-    train = layout.read(info, [_on_disk(folder, file) for file in layout.train], info.train)
-    test = layout.read(info, [_on_disk(folder, file) for file in layout.test], info.test)
+    train = _read(info, layout, folder, layout.train, info.train)
+    test = _read(info, layout, folder, layout.test, info.test)
     return _dataset(info, train, test)
+
+
+def _read(info: SourceInfo, layout: Layout, folder: Path, files: Sequence[str], count: int) -> Examples:
+    try:
+        return layout.read(info, [_on_disk(folder, file) for file in files], count)
+    except InputError as error:
+        raise InputError(error.message, hint=error.hint.replace("NAME", info.name)) from error
 
 
 def source(name: str) -> SourceInfo:
