@@ -86,7 +86,8 @@ def test_dirichlet_statistics_agree_with_an_independent_monte_carlo() -> None:
     made = [split("dirichlet", *CIFAR10, clients=20, seed=seed, alpha=0.1) for seed in range(60)]
     draws = sum(int(str(p.rule["redraws"])) + 1 for p in made)
     counts = [label_counts(p, *CIFAR10) for p in made]
-    assert 60 / draws == pytest.approx(0.49, abs=0.13)
+    # 20,000 draws outside this code: 0.445 (for Fashion-MNIST's 6,000 per class 0.51; 50 clients 0.0016)
+    assert 60 / draws == pytest.approx(0.445, abs=0.12)
     assert np.mean([(c.train > 0).sum(1).mean() for c in counts]) == pytest.approx(5.49, abs=0.12)
     untested = np.mean([((c.train > 0) & (c.test == 0)).sum(1).mean() for c in counts])
     assert untested == pytest.approx(0.84, abs=0.08)
