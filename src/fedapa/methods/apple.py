@@ -2,25 +2,27 @@
 
 Client i owns a core model c_i and a vector p_i [M], free in sign and sum, which never leaves.
 Down    the other M - 1 core models
-Client  personal model w_i = sum_j p_ij c_j; E epochs of SGD on c_i and p_i together, the other cores frozen, on
+Client  w_i = sum_j p_ij c_j, the personal model; E epochs of SGD on c_i and p_i, the other cores frozen, on
         F_i(w_i) + lambda(r) mu/2 |p_i - p_0|^2, with p_0 = n / N and lambda(r) falling to 0 at round L T
 Up      c_i
 Server  stores it
 
 So dF/dc_i = p_ii g and dF/dp_ij = <g, c_j>, with g the gradient at w_i.
 Deviations:
-- Authors' code: mu |p - p_0|^2 without the half (set mu = 0.2); a new optimiser every round (ours follows the run's
-  training settings, as for every method); learning rates that may decay by round (ours are constant).
-- ``start``: the authors give each core its own random weights ("own"); as the other methods, we start from one
-  common model by default, under which w_i is that model itself at first. PFLlib does so too.
+- Authors' code: mu |p - p_0|^2 without the half (set mu = 0.2); a new optimiser every round (ours follows
+  the run's training settings, as for every method); learning rates that may decay by round (ours are
+  constant).
+- ``start``: the authors give each core its own random weights ("own"); as the other methods, we start from
+  one common model by default, under which w_i is that model itself at first. PFLlib does so too.
 - Limited bandwidth (at most K cores per round) is not built: all others are sent every round.
-- PFLlib differs in so much that it is another algorithm: p stays at 1/M by default, its gradient is a mean instead of
-  an inner product, the learning rate is multiplied by M, and the personal model is uploaded as the core.
+- PFLlib differs in so much that it is another algorithm: p stays at 1/M by default, its gradient is a mean
+  instead of an inner product, the learning rate is multiplied by M, and the personal model is uploaded as
+  the core.
 - Statistics of the model (BatchNorm) are not mixed, since p need not sum to 1: w_i takes those of c_i.
 
-Idle clients: their last core goes on being sent, their p_i waits; who never trained contributes the start. A client
-with p = e_i and lr_p = 0 trains alone. With M = 1, p = 1. Evaluated: w_i after local training, with the cores as
-downloaded at the client's last visit; before it, w_i from the newest cores.
+Idle clients: their last core goes on being sent, their p_i waits; who never trained contributes the start.
+A client with p = e_i and lr_p = 0 trains alone. With M = 1, p = 1. Evaluated: w_i after local training,
+with the cores as downloaded at the client's last visit; before it, w_i from the newest cores.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def mixture(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
 
 
 def combine(task: Task, core: Tree, p: Tensor, others: Tensor) -> Tree:
-    """The personal model p_0 core + p_1.. @ others; statistics at the tail of a part are those of the own core."""
+    """The personal model p[0] core + p[1:] @ others; statistics (BatchNorm) are those of the own core."""
     rest = task.parts(p[1:] @ others)
     stops = {"theta": task.model.theta_trainable, "phi": task.model.phi_trainable}
     mixed = {k: p[0] * core[k] + rest[k] for k in stops}

@@ -1,24 +1,26 @@
 """Ditto (Li et al., ICML 2021): a personal model beside the global one, tied to it by a proximal pull.
 
 Down    w, the global model
-Client  w_i = E epochs of SGD on F_i from w, as in FedAvg                                 (Algorithm 1, global part)
-        v_i <- E epochs of SGD on F_i(v) + lambda/2 |v - w|^2 from its last v_i           (Algorithm 1, personal part)
+Client  w_i = E epochs of SGD on F_i from w, as in FedAvg                       (Algorithm 1)
+        v_i <- E epochs of SGD on F_i(v) + lambda/2 |v - w|^2 from its last v_i  (Algorithm 1)
 Up      w_i, n_i; the personal model v_i never leaves
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
 Each model has its own momentum memory and its own mini-batches.
 Deviations:
-- Algorithm 1 and the released code take the plain mean of the updates of clients drawn with probability n_i / N; here
-  clients are drawn by the run's plan and weighted by samples.
-- The released code takes one step on v_i and one on w_i in turn, on the same batch, without momentum. The two do not
-  read each other (the pull is to the received w), so the order is immaterial; here w_i is trained first, then v_i.
-- lambda: the paper lets devices choose among {0.1, 1, 2} (or {0.05, 0.1, 0.2} under strong attack) by validation and
-  falls back to 1; here it is one constant, 1. PFLlib's default is 0 (Local) with one personal epoch per round.
+- Algorithm 1 and the released code take the plain mean of the updates of clients drawn with probability n_i
+  / N; here clients are drawn by the run's plan and weighted by samples.
+- The released code takes one step on v_i and one on w_i in turn, on the same batch, without momentum. The
+  two do not read each other (the pull is to the received w), so the order is immaterial; here w_i is
+  trained first, then v_i.
+- lambda: the paper lets devices choose among {0.1, 1, 2} (or {0.05, 0.1, 0.2} under strong attack) by
+  validation and falls back to 1; here it is one constant, 1. PFLlib's default is 0 (Local) with one
+  personal epoch per round.
 - With SGD the pull is stable while lr * lambda stays well below 1.
 
-Idle clients keep v_i; never-sampled ones hold the common start, not the current w (which is FedAvg's model).
-lambda = 0 is Local training beside FedAvg. First round: v_i = w. Evaluated: v_i after local training; before it, the
-run records v_i as the client's last visit left it.
+Idle clients keep v_i; never-sampled ones hold the common start, not the current w (which is FedAvg's
+model). lambda = 0 is Local training beside FedAvg. First round: v_i = w. Evaluated: v_i after local
+training; before it, the run records v_i as the client's last visit left it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from fedapa.task.task import Task, cross_entropy, proximal
 @dataclass(frozen=True)
 class Ditto(Method):
     lam: float = hyper(
-        1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, section 5"
+        1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, experiments"
     )
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:

@@ -1,27 +1,31 @@
-"""FedALA (Zhang et al., AAAI 2023): before training, each client learns how much of the global model it takes in.
+"""FedALA (Zhang et al., AAAI 2023): each client first learns how much of the global model to take in.
 
 Down    w
 Client  on receipt: all but the top p parameter tensors are taken from w; the top ones become
-        v = w_i + (w - w_i) * W, element by element, with w_i the client's own last model            (Eq. 3)
-        W <- clip(W - eta dF/dv * (w - w_i), 0, 1) on a random share s of the data, the rest frozen   (Eq. 4)
+        v = w_i + (w - w_i) * W, element by element, with w_i the client's own last model
+        W <- clip(W - eta dF/dv * (w - w_i), 0, 1) on a random share s of the data, the rest frozen
         the first time epoch after epoch until the loss settles, later for one epoch; W starts at 1 and stays
         then E epochs of SGD on everything
 Up      w_i, n_i
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
-Settled: the standard deviation of the last ``window`` epoch losses (each that of the epoch's last batch) is below
-``threshold``; after ``cap`` epochs we go on anyway, where the authors' loop might never end.
+Settled: the standard deviation of the last ``window`` epoch losses (each that of the epoch's last batch) is
+below ``threshold``; after ``cap`` epochs we go on anyway, where the authors' loop might never end.
 Deviations:
-- p counts parameter tensors as the authors' code does (2 = weight and bias of the head); the paper counts layers.
-- threshold: 0.1 as in the authors' code; its notes for the paper say 0.01. Our batches are shuffled (as PFLlib's now
-  are, the authors' are not), so that the last batch differs from epoch to epoch and 0.01 is seldom met before the cap.
-- The authors adapt W at idle clients too, every round. Here an idle client is only shown what it would receive and W
-  moves when the client takes part.
-- Skipped when w equals w_i (the authors compare one tensor by the sum of its differences, here every element).
-- W has no momentum and no weight decay, whatever the run's training settings. Statistics (BatchNorm) come from w.
+- p counts parameter tensors as the authors' code does (2 = weight and bias of the head); the paper counts
+  layers.
+- threshold: 0.1 as in the authors' code; its notes for the paper say 0.01. Our batches are shuffled (as
+  PFLlib's now are, the authors' are not), so that the last batch differs from epoch to epoch and 0.01 is
+  seldom met before the cap.
+- The authors adapt W at idle clients too, every round. Here an idle client is only shown what it would
+  receive and W moves when the client takes part.
+- Skipped when w equals w_i (the authors compare one tensor by the sum of its differences, here every
+  element).
+- W has no momentum and no weight decay, whatever the run's training settings. Statistics (BatchNorm) come
+  from w.
 
-First round: w = w_i, so nothing is learned and W stays 1. A client that is first drawn later mixes the common start
-with w. W = 1 and eta = 0 is FedAvg, bit for bit. Missing classes: W sees own data only.
+First round: w = w_i, so nothing is learned and W stays 1. A client that is first drawn later mixes the
+common start with w. W = 1 and eta = 0 is FedAvg, bit for bit. Missing classes: W sees own data only.
 Evaluated: the model after this mixing and before local training, as in the authors' code.
 """
 
@@ -107,7 +111,7 @@ class FedALA(Method):
 
 
 def mixing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
-    """Loss of the mixed model in W, and the same value carried on, so that the epoch's last one can be read."""
+    """Loss of the mixed model in W; the value is carried on, so that the epoch's last one can be read."""
     value = cross_entropy(task, mix(task, params["W"], given), batch, {})
     return value, {"loss": value}
 
@@ -124,7 +128,7 @@ def mix(task: Task, W: Tensor, given: Tree) -> Tree:
 
 
 def pieces(arrived: Tree, own: Tree, top: Mapping[str, tuple[int, int]]) -> Tree:
-    """Both versions of the mixed part, and what lies below and above it in theta and phi, taken from what arrived."""
+    """Both versions of the mixed part; what lies below and above it is taken from what arrived."""
     given = {
         "global": torch.cat([arrived[k][start:stop] for k, (start, stop) in top.items()]),
         "local": torch.cat([own[k][start:stop] for k, (start, stop) in top.items()]),
@@ -134,7 +138,7 @@ def pieces(arrived: Tree, own: Tree, top: Mapping[str, tuple[int, int]]) -> Tree
 
 
 def top_tensors(task: Task, p: int) -> dict[str, tuple[int, int]]:
-    """Where the last p parameter tensors lie in theta and in phi; statistics behind the parameters do not count."""
+    """Where the last p parameter tensors lie in theta and in phi; statistics do not count."""
     model = task.model
     stops = {"theta": model.theta_trainable, "phi": model.phi_trainable}
     slots = [("theta", slot) for slot in model.theta_slots] + [("phi", slot) for slot in model.phi_slots]

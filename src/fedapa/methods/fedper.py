@@ -7,14 +7,14 @@ Server  theta <- sum_i n_i theta_i / sum_i n_i over the clients that answered
 
 Deviations:
 - The paper weights by n_i / N over all clients, which all take part; here over the clients that answered.
-- The paper's heads may span several layers and start at random per client; here the head is the model's last layer (where
-  the model is split) and all start from the same phi. PFLlib does the same.
+- The paper's heads may span several layers and start at random per client; here the head is the model's
+  last layer (where the model is split) and all start from the same phi. PFLlib does the same.
 - Buffers of the extractor (BatchNorm) ride with theta and are averaged, unless the model keeps them private.
 
-Idle clients keep head and model as they are; never-sampled ones show the current theta under the initial head.
-Missing classes need no care: the head sees only what its client has. First round: everybody starts from one model.
-Evaluated: [theta_i; phi_i] after local training, the personal model of the paper's client procedure; PFLlib scores
-[theta; phi_i] as it arrives, which every run records as well.
+Idle clients keep head and model as they are; never-sampled ones show the current theta under the initial
+head. Missing classes need no care: the head sees only what its client has. First round: everybody starts
+from one model. Evaluated: [theta_i; phi_i] after local training, the personal model of the paper's client
+procedure; PFLlib scores [theta; phi_i] as it arrives, which every run records as well.
 """
 
 from __future__ import annotations

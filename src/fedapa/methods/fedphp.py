@@ -1,8 +1,8 @@
-"""FedPHP (Li et al., ECML-PKDD 2021): a private model that inherits from round to round teaches the one that arrives.
+"""FedPHP (Li et al., ECML-PKDD 2021): an inherited private model teaches the one that arrives.
 
 Down    w
 Client  E epochs on (1 - lambda) CE(w_i) + lambda R(w_i, h_i) from w_i = w, with h_i frozen; R is
-        mmd: squared maximum mean discrepancy of the batch features of w_i and h_i, the sum of 5 RBF kernels of
+        mmd: squared maximum mean discrepancy of the batch features of w_i and h_i, with 5 RBF kernels of
              bandwidth (1/4, 1/2, 1, 2, 4) x mean squared distance (held constant), biased estimator
         kd:  cross-entropy of w_i's softmax against softmax(logits of h_i / 4)
         h_i <- mu_i h_i + (1 - mu_i) w_i with mu_i = min(mu q_i / (Q T), mu), q_i visits before this one
@@ -10,18 +10,20 @@ Up      w_i, n_i; h_i never leaves
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
 Deviations:
-- Authors' code: lr 0.03, weight decay 1e-5, gradients clipped at norm 100; here the run's common training settings.
+- Authors' code: lr 0.03, weight decay 1e-5, gradients clipped at norm 100; here the run's common training
+  settings.
 - lambda: authors' code uses 0.05 (both R) and 0.1 (mmd); default 0.05. mu: the authors' constant 0.9.
-- Q T is the number of visits that a client expects. A method does not see how clients are drawn, so Q is a setting; at 1
-  a client that is drawn less often reaches a smaller mu_i than in the paper. The authors round Q T down; we do not.
-- PFLlib: mmd with 4 fixed bandwidths, lambda 1 (no cross-entropy at all), mu_i by round and 0 by default, and it scores
-  w_i. ``used="local"`` scores w_i here too.
-- The bandwidth has a floor of 1e-3, reached only when all features of a batch coincide (one-sample clients), where the
-  authors' quotient is 0/0.
+- Q T is the number of visits that a client expects. A method does not see how clients are drawn, so Q is a
+  setting; at 1 a client that is drawn less often reaches a smaller mu_i than in the paper. The authors
+  round Q T down; we do not.
+- PFLlib: mmd with 4 fixed bandwidths, lambda 1 (no cross-entropy at all), mu_i by round and 0 by default,
+  and it scores w_i. ``used="local"`` scores w_i here too.
+- The bandwidth has a floor of 1e-3, reached only when all features of a batch coincide (one-sample
+  clients), where the authors' quotient is 0/0.
 
-First visit: mu_i = 0, so h_i becomes a copy of w_i; until then h_i is the common start and also teaches (as in the
-authors' code). Idle clients keep h_i; never-sampled ones show the start. Missing classes: R looks at own batches only.
-lambda = 0 is FedAvg plus a moving average. Evaluated: h_i after local training.
+First visit: mu_i = 0, so h_i becomes a copy of w_i; until then h_i is the common start and also teaches (as
+in the authors' code). Idle clients keep h_i; never-sampled ones show the start. Missing classes: R looks at
+own batches only. lambda = 0 is FedAvg plus a moving average. Evaluated: h_i after local training.
 """
 
 from __future__ import annotations

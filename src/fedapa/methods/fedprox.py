@@ -1,4 +1,4 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg with a pull towards the model that arrived, so that clients drift less.
+"""FedProx (Li et al., MLSys 2020): FedAvg with a pull towards the model that arrived, against drift.
 
 Down    w
 Client  min_v F_i(v) + mu/2 |v - w|^2, from v = w, by E epochs of SGD                      (Eq. 2, inexact)
@@ -6,15 +6,19 @@ Up      w_i, n_i
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
 Deviations:
-- The paper draws clients with probability n_i / N and takes their plain mean; here, as in FedAvg, clients are drawn by
-  the run's plan and weighted by samples, which has the same expectation and needs no special sampling.
-- The paper lets slow clients stop early (gamma_i-inexact solutions); here every client runs the same number of epochs.
-- mu: the paper's best values are 1 (Synthetic, MNIST, FEMNIST), 0.001 (Shakespeare) and 0.01 (Sent140); the default is
-  the one of them that leaves two epochs of a CNN room to move. PFLlib's default is 0, which is FedAvg.
+- The paper draws clients with probability n_i / N and takes their plain mean; here, as in FedAvg, clients
+  are drawn by the run's plan and weighted by samples, which has the same expectation and needs no special
+  sampling.
+- The paper lets slow clients stop early (gamma_i-inexact solutions); here every client runs the same number
+  of epochs.
+- mu: the paper's best values are 1 (Synthetic, MNIST, FEMNIST), 0.001 (Shakespeare) and 0.01 (Sent140); the
+  default is the one of them that leaves two epochs of a CNN room to move. PFLlib's default is 0, which is
+  FedAvg.
 - Buffers of the model (BatchNorm) are averaged like weights; the pull does not move them.
 
-First round: the pull starts at 0, because v = w. Idle and never-sampled clients keep nothing and are shown the current w.
-mu = 0 is FedAvg. Evaluated: the global model as it arrives, as for FedAvg; ``fine_tune`` uses the one after training.
+First round: the pull starts at 0, because v = w. Idle and never-sampled clients keep nothing and are shown
+the current w. mu = 0 is FedAvg. Evaluated: the global model as it arrives, as for FedAvg; ``fine_tune``
+uses the one after training.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from fedapa.task.task import Task, proximal
 @dataclass(frozen=True)
 class FedProx(Method):
     mu: float = hyper(
-        0.01, "strength of the pull towards the received model", 0.0, source="paper, section 5.3"
+        0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments"
     )
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
