@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fedapa.config import presets
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS
 
 Path_ = tuple[str | int, ...]
-PRESETS = resources.files("fedapa.config") / "presets"
-
-
-def preset_names() -> list[str]:
-    return sorted(f.name.removesuffix(".toml") for f in PRESETS.iterdir() if f.name.endswith(".toml"))
-
-
-def preset_text(name: str) -> str:
-    return (PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def preset_title(name: str) -> str:
-    """The first comment line of a preset says what it is."""
-    return preset_text(name).splitlines()[0].lstrip("# ")
 
 
 def load(source: str, changes: Iterable[str] = ()) -> Config:
@@ -80,9 +66,9 @@ def _text(source: str) -> tuple[str, str]:
             return path.read_text(encoding="utf-8"), source
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {source}: {error}") from None
-    if source in preset_names():
-        return preset_text(source), f"preset {source}"
-    close = get_close_matches(source, preset_names(), 1)
+    if source in presets.names():
+        return presets.text(source), f"preset {source}"
+    close = get_close_matches(source, presets.names(), 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise InputError(f"no file and no preset is called {source!r}", f"{hint}`fedapa ls presets` lists them")
 

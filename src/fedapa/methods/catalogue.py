@@ -23,41 +23,42 @@ class Entry(NamedTuple):
     down: str
     up: str
     paper: str  # key into PAPERS
+    kib: float  # per client and round: LeNet-5, CIFAR-10, 20 clients (a test counts it again)
     preset: Mapping[str, Any] = {}  # hyper-parameters that make this name a variant of its class
 
 
 METHODS: dict[str, Entry] = {
-    "local": Entry("Local", "local_only:LocalOnly", 2016, "everything", "–", "–", ""),
-    "fedavg": Entry("FedAvg", "fedavg:FedAvg", 2017, "–", "ω", "ω, n", "mcmahan2017"),
+    "local": Entry("Local", "local_only:LocalOnly", 2016, "everything", "–", "–", "", 0),
+    "fedavg": Entry("FedAvg", "fedavg:FedAvg", 2017, "–", "ω", "ω, n", "mcmahan2017", 484.4),
     "fedavg-ft": Entry(
-        "FedAvg-FT", "fedavg:FedAvg", 2017, "fine-tuned model", "ω", "ω, n", "mcmahan2017", {"fine_tune": True}
+        "FedAvg-FT", "fedavg:FedAvg", 2017, "fine-tuned model", "ω", "ω, n", "mcmahan2017", 484.4, {"fine_tune": True}
     ),
-    "fedprox": Entry("FedProx", "fedprox:FedProx", 2020, "–", "ω", "ω, n", "li2020"),
-    "fedper": Entry("FedPer", "fedper:FedPer", 2019, "head", "θ", "θ, n", "arivazhagan2019"),
-    "fedrep": Entry("FedRep", "fedrep:FedRep", 2021, "head", "θ", "θ, n", "collins2021"),
-    "ditto": Entry("Ditto", "ditto:Ditto", 2021, "personal model", "ω", "ω, n", "li2021ditto"),
-    "fedphp": Entry("FedPHP", "fedphp:FedPHP", 2021, "inherited private model", "ω", "ω, n", "li2021fedphp"),
-    "fedamp": Entry("FedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021"),
+    "fedprox": Entry("FedProx", "fedprox:FedProx", 2020, "–", "ω", "ω, n", "li2020", 484.4),
+    "fedper": Entry("FedPer", "fedper:FedPer", 2019, "head", "θ", "θ, n", "arivazhagan2019", 477.8),
+    "fedrep": Entry("FedRep", "fedrep:FedRep", 2021, "head", "θ", "θ, n", "collins2021", 477.8),
+    "ditto": Entry("Ditto", "ditto:Ditto", 2021, "personal model", "ω", "ω, n", "li2021ditto", 484.4),
+    "fedphp": Entry("FedPHP", "fedphp:FedPHP", 2021, "inherited private model", "ω", "ω, n", "li2021fedphp", 484.4),
+    "fedamp": Entry("FedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4),
     "fedamp-heur": Entry(
-        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", {"attention": "heuristic"}
+        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4, {"attention": "heuristic"}
     ),
-    "apple": Entry("APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022"),
-    "fedala": Entry("FedALA", "fedala:FedALA", 2023, "mixing weights", "ω", "ω, n", "zhang2023fedala"),
-    "pfedhn": Entry("pFedHN", "pfedhn:PFedHN", 2021, "–", "generated ω", "ω", "shamsian2021"),
+    "apple": Entry("APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022", 4844.2),
+    "fedala": Entry("FedALA", "fedala:FedALA", 2023, "mixing weights", "ω", "ω, n", "zhang2023fedala", 484.4),
+    "pfedhn": Entry("pFedHN", "pfedhn:PFedHN", 2021, "–", "generated ω", "ω", "shamsian2021", 484.4),
     "pfedhn-pc": Entry(
-        "pFedHN-PC", "pfedhn:PFedHN", 2021, "head", "generated θ", "θ", "shamsian2021", {"private_head": True}
+        "pFedHN-PC", "pfedhn:PFedHN", 2021, "head", "generated θ", "θ", "shamsian2021", 477.8, {"private_head": True}
     ),
-    "pfedla": Entry("pFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022"),
+    "pfedla": Entry("pFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022", 484.4),
     "pfedla-heur": Entry(
-        "HeurpFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022", {"private_layers": 1}
+        "HeurpFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022", 484.4, {"private_layers": 1}
     ),
-    "fedpac": Entry("FedPAC", "fedpac:FedPAC", 2023, "–", "θ, own φ, prototypes", "ω, prototypes, V, h", "xu2023"),
-    "dbe": Entry("DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe"),
-    "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022"),
-    "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023"),
-    "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025"),
+    "fedpac": Entry("FedPAC", "fedpac:FedPAC", 2023, "–", "θ, own φ, prototypes", "ω, prototypes, V, h", "xu2023", 494.3),
+    "dbe": Entry("DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe", 484.4),
+    "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6),
+    "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023", 6.6),
+    "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
-        "FedAPA (released code)", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025",
+        "FedAPA (released code)", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8,
         {"mu": 1.0, "weight_momentum": 0.9, "buffer": "shared", "project_at": "send", "order": "sequential"},
     ),
 }  # fmt: skip

@@ -102,6 +102,21 @@ class FedAPA(Method):
     def watch(self, server: Tree) -> Tree:
         return {"A": server["A"]}
 
+    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+        """1/2 |theta_i - Theta A_i|^2 with the mixed models held still."""
+        return 0.5 * (up["theta"] - weights.aggregate(new["A"][i], old["theta"])).square().sum()
+
+    def bare(self) -> FedAPA:
+        step = replace(self, eta=1e-5, weight_momentum=0.0, buffer="row")
+        return replace(step, clip=False, self_weight="off", normalise=False, project_at="update")
+
+    @property
+    def ordered(self) -> bool:
+        return self.buffer == "shared"
+
+    def limits(self) -> dict[str, Method]:
+        return {"local": replace(self, eta=0.0)} if self.shared == "extractor" else {}
+
     def _shared(self, task: Task, client: Tree) -> Tensor:
         return client["theta"] if self.shared == "extractor" else task.join(client["theta"], client["phi"])
 

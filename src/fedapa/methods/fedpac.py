@@ -6,7 +6,8 @@ Client  with theta as it arrived: h_i[k] = sum of z over class k / n_i, V_i = (m
         cross-entropy + lam * mean (z - c_y)^2
 Up      theta_i, phi_i, sums of the new z and counts per class, h_i, V_i
 Server  theta <- sum_i n_i theta_i / sum_i n_i;  c_k <- sum_i n_ik c_ik / sum_i n_ik;
-        phi_i <- sum_j a_ij phi_j with a_i = argmin a' (diag(V) + U_i U_i') a on the simplex, row j of U_i being vec(h_i - h_j)
+        phi_i <- sum_j a_ij phi_j with a_i = argmin a' (diag(V) + U_i U_i') a on the simplex,
+        row j of U_i being vec(h_i - h_j)
 
 Deviations:
 - The QP runs over the clients that answered this round, as in the authors' code, by an exact active-set

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -27,6 +27,11 @@ def hyper(default: Any, help: str, low: float = -math.inf, high: float = math.in
 @dataclass(frozen=True)
 class Method(ABC):
     """The protocol. A method owns no loop, no socket, no device and no file, and changes none of its arguments."""
+
+    # What the law suite has to know about a method.
+    regularisers: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
+    resting: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that need not move in every run
+    adapts: ClassVar[bool] = False  # training starts from something made of what arrived (FedALA), not from it as it is
 
     @abstractmethod
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -65,6 +70,23 @@ class Method(ABC):
     def schedule(self) -> Schedule:
         """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
         return "parallel"
+
+    @property
+    def ordered(self) -> bool:
+        """``absorb`` plays uploads one after another, so the loop's ascending order is part of the method."""
+        return False
+
+    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
+        """The loss that a server step claims to descend: the trainables of ``new`` on everything else of ``old``."""
+        return None
+
+    def bare(self) -> Method:
+        """This method with a tiny server step and nothing behind the step, for checking that it descends."""
+        return self
+
+    def limits(self) -> dict[str, Method]:
+        """Settings in which this method must equal another one, by that one's name."""
+        return {}
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

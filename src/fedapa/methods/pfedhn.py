@@ -8,18 +8,21 @@ Server  Delta_i = sent - returned; (O, psi, v_i) move against the vector-Jacobia
         Delta_i, clipped to norm 50, by SGD with momentum and weight decay               (Algorithm 1)
 
 O is one [P, hidden + 1] matrix, its last column the bias: in distribution the same as one linear layer per
-tensor, because their random start depends on the fan-in alone. Its gradient is Delta_i [h; 1]', so all steps of
-a round are linear in O, its velocity and the Deltas: done at once, with autograd through the trunk only.
+tensor, because their random start depends on the fan-in alone. Its gradient is Delta_i [h; 1]', so all
+steps of a round are linear in O, its velocity and the Deltas: done at once, with autograd in the trunk only.
 
 Deviations:
-- The authors visit one client per step. A round has many; ``update="one_by_one"`` takes one step per client
-  in ascending order, each with the forward pass of the hypernetwork as it is by then and Delta from what was
-  sent; ``"mean"`` (default) takes one step with the average gradient, which is independent of any order. One
-  by one, the clients' Deltas are as stale as the round is large, and the authors' rates, meant for one
-  client at a time, add up: it can overshoot with large cohorts. ``order="sequential"`` is the authors'
-  schedule exactly: every client gets weights that have seen the client before it.
-- Local training is the task's. The authors take 50 steps on random batches (``local_steps=50``) with lr
-  5e-3, weight decay 5e-5, clipping at 50 and a new optimiser per visit.
+- The paper's algorithm visits one client per step, so ``order="sequential"`` is the default: within a round
+  every client gets weights that have seen the client before it. With ``order="parallel"`` all clients of a
+  round get weights of the same hypernetwork and ``update`` says what happens then: ``"mean"``, one step with
+  their average gradient (slow at the authors' rate, which is meant for one client: raise hn_lr with the
+  number of clients), or ``"one_by_one"``, one step per client in ascending order, forward pass at the
+  hypernetwork as it is by then, Delta from what was sent. The latter adds up stale steps and can diverge
+  with large cohorts.
+- Local training is the task's, but with a new optimiser per visit as in the authors' code: momentum kept
+  from weights that were replaced feeds back through the hypernetwork and can blow it up. (Their private head
+  keeps its own.) The authors take 50 steps on random batches (``local_steps=50``) with lr 5e-3, weight decay
+  5e-5, clipping at 50.
 - As in the authors' code, momentum and weight decay also move the embeddings of idle clients, and the
   embedding has int(1 + M/4) entries (FL-bench: int((1 + M)/4)). Spectral norm is left out (off by default
   there).
@@ -48,6 +51,7 @@ from fedapa.task.local import Local, stream
 from fedapa.task.task import Task, cross_entropy
 
 HYPERNETWORK = 3  # key of its random stream
+CHUNK = 2048  # rows of the output layer that are updated at a time, to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,10 @@ class PFedHN(Method):
     hidden: int = hyper(100, "width of the trunk", 1, source="authors' code")
     layers: int = hyper(3, "hidden layers of the trunk after its first", 0, source="authors' code")
     local_steps: int = hyper(0, "batches per visit; 0: the task's epochs", 0, source="authors' code: 50")
-    update: Literal["mean", "one_by_one"] = hyper("mean", "one server step per round, or one per client")
-    order: Literal["parallel", "sequential"] = hyper(
-        "parallel", "clients side by side, or one after another (authors' code)"
+    order: Literal["sequential", "parallel"] = hyper(
+        "sequential", "clients of a round one after another, or side by side", source="paper, Algorithm 1"
     )
+    update: Literal["mean", "one_by_one"] = hyper("mean", "parallel: one step per round, or one per client")
 
     @property
     def evaluated(self) -> When:
@@ -95,7 +99,7 @@ class PFedHN(Method):
         return {**client, "theta": down["theta"]} if self.private_head else task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client, steps=self.local_steps or None)
+        client = local.sgd(cross_entropy, client, steps=self.local_steps or None, memory=None)
         if self.private_head:
             return client, {"theta": client["theta"]}
         return client, {"omega": task.join(client["theta"], client["phi"])}
@@ -125,8 +129,11 @@ class PFedHN(Method):
             c, d, Y = momentum * c + decay * a, momentum * d + decay * b, momentum * Y + decay * X + scale * G
             a, b, X = a - lr * c, b - lr * d, X - lr * Y
             server = server | self._moved(server, {name: scale * g for name, g in grads.items()})
-        O = torch.addmm(V0, delta.T, X, beta=b).add_(O0, alpha=a)
-        return {**server, "O": O, "velocity_O": torch.addmm(V0, delta.T, Y, beta=d).add_(O0, alpha=c)}
+        O, V = (O0, V0) if task.donate else (O0.clone(), V0.clone())
+        for rows in (slice(k, k + CHUNK) for k in range(0, len(O), CHUNK)):
+            o, v, D = O[rows], V[rows], delta[:, rows].T
+            O[rows], V[rows] = a * o + b * v + D @ X, c * o + d * v + D @ Y
+        return {**server, "O": O, "velocity_O": V}
 
     def _groups(self, count: int) -> list[Tensor]:
         everybody = torch.arange(count)

@@ -418,6 +418,63 @@ INLINE void store_codes(uint8_t* p, i8x codes) {
 #endif
 }
 
+// One kernel row: five taps of M channels on the four outputs of a pool window. r0 and r1 are the input
+// rows of the upper and the lower outputs.
+template <int M>
+INLINE void conv_row(v8 (&acc)[M][4], const float* w, const float* r0, const float* r1) {
+    UNROLL
+    for (int kx = 0; kx < KERNEL; ++kx) {
+        forget_loads();
+        v8 f[M];
+        UNROLL
+        for (int m = 0; m < M; ++m) f[m] = splat(w[kx * M + m]);
+        v8 x = load(r0 + kx * LANES);
+        UNROLL
+        for (int m = 0; m < M; ++m) fma_into(acc[m][0], f[m], x);
+        x = load(r0 + (kx + 1) * LANES);
+        UNROLL
+        for (int m = 0; m < M; ++m) fma_into(acc[m][1], f[m], x);
+        x = load(r1 + kx * LANES);
+        UNROLL
+        for (int m = 0; m < M; ++m) fma_into(acc[m][2], f[m], x);
+        x = load(r1 + (kx + 1) * LANES);
+        UNROLL
+        for (int m = 0; m < M; ++m) fma_into(acc[m][3], f[m], x);
+    }
+}
+
+#if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
+// Twelve accumulators, three weights and one input fill the sixteen registers exactly; compilers spill
+// here, so the assignment is spelled out.
+#define CONV_INPUT(at, a, b, c)                  \
+    "vmovaps " at ", %%ymm15\n\t"                \
+    "vfmadd231ps %%ymm15, %%ymm12, %" a "\n\t"   \
+    "vfmadd231ps %%ymm15, %%ymm13, %" b "\n\t"   \
+    "vfmadd231ps %%ymm15, %%ymm14, %" c "\n\t"
+#define CONV_TAP(w0, w1, w2, x0, x1)                        \
+    "vbroadcastss " w0 "(%[w]), %%ymm12\n\t"               \
+    "vbroadcastss " w1 "(%[w]), %%ymm13\n\t"               \
+    "vbroadcastss " w2 "(%[w]), %%ymm14\n\t"               \
+    CONV_INPUT(x0 "(%[r0])", "[a0]", "[b0]", "[c0]")        \
+    CONV_INPUT(x1 "(%[r0])", "[a1]", "[b1]", "[c1]")        \
+    CONV_INPUT(x0 "(%[r1])", "[a2]", "[b2]", "[c2]")        \
+    CONV_INPUT(x1 "(%[r1])", "[a3]", "[b3]", "[c3]")
+template <>
+INLINE void conv_row<3>(v8 (&acc)[3][4], const float* w, const float* r0, const float* r1) {
+    __asm__ volatile(
+        CONV_TAP("0", "4", "8", "0", "32")
+        CONV_TAP("12", "16", "20", "32", "64")
+        CONV_TAP("24", "28", "32", "64", "96")
+        CONV_TAP("36", "40", "44", "96", "128")
+        CONV_TAP("48", "52", "56", "128", "160")
+        : [a0] "+x"(acc[0][0]), [a1] "+x"(acc[0][1]), [a2] "+x"(acc[0][2]), [a3] "+x"(acc[0][3]),
+          [b0] "+x"(acc[1][0]), [b1] "+x"(acc[1][1]), [b2] "+x"(acc[1][2]), [b3] "+x"(acc[1][3]),
+          [c0] "+x"(acc[2][0]), [c1] "+x"(acc[2][1]), [c2] "+x"(acc[2][2]), [c3] "+x"(acc[2][3])
+        : [w] "r"(w), [r0] "r"(r0), [r1] "r"(r1)
+        : "xmm12", "xmm13", "xmm14", "xmm15", "memory");
+}
+#endif
+
 template <int M, bool KEEP>
 void conv_channels(const Block& b, const float* in, const float* w, const float* bias, float* out,
                    uint8_t* arg) {
@@ -435,26 +492,7 @@ void conv_channels(const Block& b, const float* in, const float* w, const float*
             for (int i = 0; i < b.in; ++i, corner += plane) {
                 const float* r0 = corner;
                 for (int ky = 0; ky < KERNEL; ++ky, r0 += row, wt += KERNEL * M) {
-                    const float* r1 = r0 + row;
-                    UNROLL
-                    for (int kx = 0; kx < KERNEL; ++kx) {
-                        forget_loads();
-                        v8 f[M];
-                        UNROLL
-                        for (int m = 0; m < M; ++m) f[m] = splat(wt[kx * M + m]);
-                        v8 x = load(r0 + kx * LANES);
-                        UNROLL
-                        for (int m = 0; m < M; ++m) fma_into(acc[m][0], f[m], x);
-                        x = load(r0 + (kx + 1) * LANES);
-                        UNROLL
-                        for (int m = 0; m < M; ++m) fma_into(acc[m][1], f[m], x);
-                        x = load(r1 + kx * LANES);
-                        UNROLL
-                        for (int m = 0; m < M; ++m) fma_into(acc[m][2], f[m], x);
-                        x = load(r1 + (kx + 1) * LANES);
-                        UNROLL
-                        for (int m = 0; m < M; ++m) fma_into(acc[m][3], f[m], x);
-                    }
+                    conv_row<M>(acc, wt, r0, r0 + row);
                 }
             }
             const size_t at = static_cast<size_t>(py) * b.pooled + px;

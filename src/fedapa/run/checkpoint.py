@@ -34,7 +34,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     tree = _flatten(checkpoint)
     header = {"round": str(checkpoint.state.round), "clients": str(len(checkpoint.records)), "digest": digest(tree)}
-    write_atomically(path, save({k: v.contiguous() for k, v in tree.items()}, header))
+    write_atomically(path, save({k: v.clone() for k, v in tree.items()}, header))  # clients may share a start
     for old in _all(folder)[:-KEEP]:
         old.unlink()
     return path
@@ -57,7 +57,8 @@ def read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tree = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied, because a tensor inside the file may lie at an address that makes matrix products round differently.
+            tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: not a readable checkpoint ({error})") from error
     if header.get("digest") != digest(tree):

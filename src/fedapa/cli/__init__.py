@@ -1,0 +1,83 @@
+"""The command ``fedapa``: one small file per verb, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from fedapa.errors import FedapaError
+
+VERBS = {
+    "demo": "See it work: Local, FedAvg and FedAPA on handwritten digits",
+    "ls": "List methods, presets, datasets or models",
+    "cp": "Copy a preset into a file of your own",
+    "plan": "Check a config and say what it will cost",
+    "run": "Run a config or preset",
+    "resume": "Continue runs that were cut off",
+    "compare": "Compare the runs of a folder",
+    "data": "Fetch data sets and look at how they are split",
+    "cite": "How to cite a method",
+    "verify": "Check a method of your own against the laws",
+    "doctor": "Say what this installation can do",
+}
+INTERRUPTED = 3
+
+
+class Lazy(click.Group):
+    """Verbs by name; the file behind a verb is imported when it is used, so that help needs no PyTorch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        found: click.Command = importlib.import_module(f"fedapa.cli.{name}").command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        from difflib import get_close_matches
+
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            close = get_close_matches(args[0], VERBS, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="fedapa")
+def group() -> None:
+    """Personalized federated learning: one model per client, better than the shared one and than training alone.
+
+    Start with `fedapa demo`. Exit codes: 0 ok, 1 the run failed, 2 bad input, 3 interrupted but resumable.
+    """
+
+
+def main() -> None:
+    """Entry point: user mistakes become one line and a hint, never a traceback."""
+    try:
+        group(standalone_mode=False)
+    except FedapaError as error:
+        fail(error.message, error.hint, error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted", "`fedapa resume` continues a run where it stopped", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def fail(message: str, hint: str, code: int) -> None:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(code)

@@ -1,0 +1,124 @@
+"""From command-line words to a config, and from a config to finished runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedapa.cli import ui
+from fedapa.config.load import load
+from fedapa.config.schema import Config
+from fedapa.errors import FedapaError, InputError, RunError
+from fedapa.methods.catalogue import METHODS
+
+RUNS = Path("runs")
+
+
+def read(
+    source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
+) -> Config:
+    """A config with the command line's wishes on top, all checked together."""
+    extra = list(changes)
+    if methods is not None:
+        names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
+        extra.append(f"methods={names!r}")
+    if seeds is not None:
+        extra.append(f"seeds={list(range(seeds))}")
+    if data_dir is not None:
+        extra.append(f"data.data_dir={str(Path(data_dir).absolute())!r}")
+    return load(source, extra)
+
+
+def default_out(source: str) -> Path:
+    """runs/NAME-TIME, with a number behind it where two start in the same second."""
+    base = RUNS / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, k = base, 1
+    while path.exists():
+        path, k = base.with_name(f"{base.name}-{k}"), k + 1
+    return path
+
+
+def newest_out() -> Path:
+    """The folder of the latest runs."""
+    found = [path for path in RUNS.glob("*") if path.is_dir()]
+    if not found:
+        raise InputError("there are no runs here", "`fedapa run` makes some under ./runs; or name a folder")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse before any work is done, not after."""
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"{existing} is not a folder", "choose another --out")
+    if not os.access(existing, os.W_OK):
+        raise InputError(f"{existing} cannot be written to", "choose another --out")
+
+
+def execute_all(runs: Sequence[Path], out: Path) -> None:
+    """Play every run that is not finished; one that fails does not stop the others."""
+    from fedapa.config.experiment import execute, read_config, unfinished
+    from fedapa.run.folder import rounds_done
+
+    todo = unfinished(list(runs))
+    failed: list[tuple[Path, FedapaError]] = []
+    totals = {run: read_config(run).run.rounds for run in todo}
+    with ui.progress() as bar:
+        done = sum(rounds_done(run) for run in todo)
+        whole = bar.add_task("all runs", total=sum(totals.values()), completed=done, note="")
+        for run in todo:
+            one = bar.add_task(run.name, total=totals[run], completed=rounds_done(run), note="")
+
+            def step(log: Any, one: Any = one) -> None:
+                bar.update(one, completed=log.round + 1, note=_note(log))
+                bar.advance(whole)
+
+            try:
+                execute(run, step)
+            except FedapaError as error:
+                if isinstance(error, InputError) and len(runs) == 1:
+                    raise
+                failed.append((run, error))
+                bar.console.print(f"[red]failed[/red] {run.name}: {error.message}")
+            bar.remove_task(one)
+    if failed:
+        listed = "; ".join(f"{run.name}: {error.message}" for run, error in failed)
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed: {listed}", failed[0][1].hint or f"see {out}/*/log.txt")
+
+
+def _note(log: Any) -> str:
+    from fedapa.run.evaluate import summarise
+
+    if log.before is None or log.after is None:
+        return ""
+    before, after = (summarise(c[:, 0], c[:, 1]).pooled for c in (log.before, log.after))
+    return f"{before:.1f} / {after:.1f} %"
+
+
+def print_comparison(out: Path, form: str) -> None:
+    from fedapa.run import results
+
+    runs = results.load(out)
+    if form == "json":
+        ui.show([{"methods": results.table(runs), "runs": results.as_dicts(runs)}], form)
+        return
+    ui.show([_readable(row) for row in results.table(runs)], form)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """Percent with spread; the model that the method's paper evaluates carries a star."""
+    shown: dict[str, Any] = {"method": row["method"], "seeds": row["seeds"], "rounds": row["rounds"]}
+    for phase in ("before", "after"):
+        spread = "" if row[f"{phase}_sd"] is None else f" ± {row[f'{phase}_sd']:.2f}"
+        star = "*" if row["evaluated"] == phase else ""
+        shown[f"{phase} %"] = f"{row[f'{phase}_last']:.2f}{spread}{star}"
+    shown["best %"] = row[f"{row['evaluated']}_best"]
+    if row[f"{row['evaluated']}_selected"] is not None:
+        shown["selected %"] = row[f"{row['evaluated']}_selected"]
+    shown["worst client %"] = row["worst_client"]
+    shown["gain = lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
+    shown["KiB/client/round"] = f"{row['kib']:.1f}"
+    return shown

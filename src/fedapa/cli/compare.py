@@ -1,0 +1,23 @@
+"""fedapa compare DIR"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Compare the runs of a folder")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@ui.format_option
+def command(folder: Path | None, form: str) -> None:
+    """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going.
+
+    Accuracy is pooled over all test samples, before and after local training; a star marks the one that the method's
+    paper reports. gain/equal/lose counts clients against local training on the same allocation.
+    """
+    from fedapa.cli import common
+
+    common.print_comparison(folder or common.newest_out(), form)

@@ -1,0 +1,48 @@
+"""fedapa doctor"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Say what this installation can do")
+@ui.format_option
+def command(form: str) -> None:
+    """Check versions, engines, data sets and folders; says how to mend what is missing."""
+    ui.show([*_system(), *_engines(), *_data()], form)
+
+
+def _system() -> list[dict[str, Any]]:
+    from fedapa.run.folder import environment
+    from fedapa.run.transport import available_cores
+
+    found = environment()
+    rows = [{"what": name, "state": version, "note": ""} for name, version in found["packages"].items()]
+    rows.insert(0, {"what": "python", "state": found["python"], "note": found["platform"]})
+    rows.append({"what": "cores", "state": str(available_cores()), "note": "clients are trained side by side"})
+    return rows
+
+
+def _engines() -> list[dict[str, Any]]:
+    from fedapa.native import available
+
+    built, why = available()
+    return [
+        {"what": "engine torch", "state": "ok", "note": "any model"},
+        {"what": "engine native", "state": "ok" if built else "missing", "note": why},
+    ]
+
+
+def _data() -> list[dict[str, Any]]:
+    from fedapa.data.sources import SOURCES, data_folder, is_present
+
+    rows = [
+        {"what": f"data {name}", "state": "present" if is_present(name) else "absent",
+         "note": "" if is_present(name) else f"fedapa data fetch {name}"}
+        for name in SOURCES
+    ]  # fmt: skip
+    return [*rows, {"what": "data folder", "state": str(data_folder()), "note": "FEDAPA_DATA or --data-dir change it"}]

@@ -1,0 +1,62 @@
+"""fedapa ls"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fedapa.cli import ui
+
+KINDS = ("methods", "presets", "datasets", "models")
+
+
+@click.command(short_help="List methods, presets, datasets or models")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@ui.format_option
+def command(kind: str | None, form: str) -> None:
+    """List what is there: methods, presets, datasets or models (all of them without a KIND)."""
+    lists = {"methods": _methods, "presets": _presets, "datasets": _datasets, "models": _models}
+    if form == "json" and kind is None:
+        import json
+
+        click.echo(json.dumps({name: rows() for name, rows in lists.items()}, indent=2, default=str))
+        return
+    for name in [kind] if kind else KINDS:
+        ui.show(lists[name](), form, title=name)
+
+
+def _methods() -> list[dict[str, Any]]:
+    from fedapa.methods.catalogue import METHODS
+
+    return [
+        {"name": name, "method": e.title, "year": str(e.year), "stays local": e.stays, "down": e.down, "up": e.up,
+         "KiB*": e.kib}
+        for name, e in METHODS.items()
+    ]  # fmt: skip
+
+
+def _presets() -> list[dict[str, Any]]:
+    from fedapa.config.presets import names, title
+
+    return [{"name": name, "what": title(name)} for name in names()]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fedapa.data.sources import SOURCES, is_present
+
+    return [
+        {"name": name, "train": info.train, "test": info.test, "classes": info.classes,
+         "shape": "x".join(map(str, info.shape)), "present": "yes" if is_present(name) else "no",
+         "what": info.description}
+        for name, info in SOURCES.items()
+    ]  # fmt: skip
+
+
+def _models() -> list[dict[str, Any]]:
+    return [
+        {"name": "lenet5", "what": "LeNet-5 of the paper, square images from 16x16", "head": "84 features"},
+        {"name": "cnn8", "what": "one convolution, for 8x8 digits", "head": "32 features"},
+        {"name": "mlp", "what": "two hidden layers of 64, for tables and anything else", "head": "64 features"},
+        {"name": "package.module:function", "what": "your own: (shape, classes) -> nn.Module", "head": "submodule `head`"},
+    ]

@@ -1,0 +1,97 @@
+"""fedapa plan CONFIG"""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Check a config and say what it will cost")
+@click.argument("config")
+@ui.config_options
+@click.option("--no-timing", is_flag=True, help="Skip the two warm-up rounds behind the time estimate.")
+@ui.format_option
+def command(
+    config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
+    no_timing: bool, form: str,
+) -> None:  # fmt: skip
+    """Check CONFIG without running it: clients, bytes per client and round, time, memory, disk.
+
+    The time is estimated from two warm-up rounds of every method.
+    """
+    import json
+
+    from fedapa.cli import common
+    from fedapa.config.experiment import load_data
+    from fedapa.data.inspect import table
+
+    wanted = common.read(config, methods, seeds, changes, data_dir)
+    data = load_data(wanted, wanted.seeds[0])
+    with ui.progress() as bar:
+        one = bar.add_task("planning", total=len(wanted.methods), note="")
+        rows = []
+        for name in wanted.methods:
+            bar.update(one, note=name)
+            rows.append(_row(wanted, name, not no_timing))
+            bar.advance(one)
+    clients = table(data)
+    if form == "json":
+        click.echo(json.dumps({"clients": clients, "methods": rows, "fingerprint": data.fingerprint}, indent=2))
+        return
+    ui.show(clients, form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
+    ui.show(rows, form, title=f"{wanted.run.rounds} rounds, seeds {', '.join(map(str, wanted.seeds))}")
+    if not no_timing:
+        total = sum(row["hours"] for row in rows)
+        ui.say(f"about {_clock(total * 3600)} for everything, estimated from two rounds of each method")
+
+
+def _row(wanted: Any, name: str, timing: bool) -> dict[str, Any]:
+    from fedapa.config.experiment import assemble, single
+    from fedapa.core.tree import count_bytes
+    from fedapa.run.simulate import wire_bytes
+
+    method, task, data, plan = assemble(single(wanted, name, wanted.seeds[0]))
+    sample = data.clients[0].train.x[0]
+    down, up = wire_bytes(method, task, sample)
+    server, client = method.init(task, 0)
+    states = count_bytes(server) + task.clients * (count_bytes(client) + 4 * (task.P + task.Q))
+    row: dict[str, Any] = {
+        "method": name,
+        "down KiB": round(down / 1024, 1),
+        "up KiB": round(up / 1024, 1),
+        "KiB/client/round": round((down + up) / 1024, 1),
+        "state MB": round(states / 1e6, 1),
+        "disk MB/run": round(2 * states / 1e6 + 0.001 * task.clients * plan.rounds * 0.1 + 0.1, 1),
+        "engine": task.engine,
+    }
+    if timing:
+        seconds = _seconds_per_round(method, task, data, plan)
+        row |= {
+            "s/round": round(seconds, 2),
+            "hours": round(seconds * plan.rounds * len(wanted.seeds) / 3600, 3),
+            "memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+    return row
+
+
+def _seconds_per_round(method: Any, task: Any, data: Any, plan: Any) -> float:
+    from dataclasses import replace
+
+    from fedapa.run.simulate import simulate
+
+    ends: list[float] = []
+    short = replace(plan, rounds=min(2, plan.rounds))
+    begin = time.perf_counter()
+    simulate(method, task, data, short, progress=lambda log: ends.append(time.perf_counter()))
+    return ends[-1] - (ends[-2] if len(ends) > 1 else begin)
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

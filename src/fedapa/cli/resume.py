@@ -1,0 +1,27 @@
+"""fedapa resume [DIR]"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Continue runs that were cut off")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@ui.format_option
+def command(folder: Path | None, form: str) -> None:
+    """Continue all unfinished runs of FOLDER (default: the latest under ./runs), bit for bit as if never stopped."""
+    from fedapa.cli import common
+    from fedapa.errors import InputError
+    from fedapa.run.folder import runs_under
+
+    folder = folder or common.newest_out()
+    runs = runs_under(folder)
+    if not runs:
+        raise InputError(f"{folder} holds no run", "name the folder that `fedapa run` printed")
+    common.execute_all(runs, folder)
+    common.print_comparison(folder, form)
+    ui.say(f"runs are in {folder}")

@@ -1,0 +1,35 @@
+"""fedapa run CONFIG"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Run a config or preset")
+@click.argument("config")
+@ui.config_options
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
+@ui.format_option
+def command(
+    config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
+    out: Path | None, form: str,
+) -> None:  # fmt: skip
+    """Run every method of CONFIG (a file or a preset) for every seed, one folder each, and compare them.
+
+    Ctrl-C, a crash or a power cut lose nothing: `fedapa resume` goes on after the last finished round.
+    """
+    from fedapa.cli import common
+    from fedapa.config.experiment import lay_out, load_data
+
+    wanted = common.read(config, methods, seeds, changes, data_dir)
+    out = out or common.default_out(config)
+    common.check_writable(out)
+    load_data(wanted, wanted.seeds[0])  # bad data is found before anything is written
+    runs = lay_out(wanted, out)
+    common.execute_all(runs, out)
+    common.print_comparison(out, form)
+    ui.say(f"runs are in {out}")

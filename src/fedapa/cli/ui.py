@@ -1,0 +1,73 @@
+"""What commands share: tables, JSON, progress bars."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+format_option = click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", help="How to print it."
+)
+
+
+def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | None = None, title: str = "") -> None:
+    """Rows as JSON, or as a table with the chosen columns (key: heading)."""
+    if form == "json":
+        click.echo(json.dumps(list(rows), indent=2, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = columns or {key: key.replace("_", " ") for key in (rows[0] if rows else {})}
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for key, heading in columns.items():
+        numeric = rows and all(isinstance(row.get(key), int | float | None) for row in rows)
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row.get(key)) for key in columns))
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, list | tuple):
+        return " ".join(cell(v) for v in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def progress() -> Progress:
+    """A bar with time left on a terminal; nothing at all in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True), disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that change a config on the command line."""
+    for option in (
+        click.option("--data-dir", type=click.Path(file_okay=False), help="Folder of the data files."),
+        click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: --set run.rounds=10."),
+        click.option("--seeds", type=click.IntRange(1), metavar="N", help="Seeds 0 to N-1, one allocation each."),
+        click.option("--method", "methods", metavar="A,B", help="Methods to run, by name, or all."),
+    ):
+        command = option(command)
+    return command

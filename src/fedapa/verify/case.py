@@ -1,0 +1,164 @@
+"""The small federation that the laws are checked on: four unequal clients, one with a single class, one tiny."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedapa.core.tree import Tree, clone
+from fedapa.data.federated import Federated, from_arrays
+from fedapa.methods.method import Method, Schedule
+from fedapa.run import loop
+from fedapa.run.loop import Plan, RoundLog, State
+from fedapa.run.simulate import Engine, make_task
+from fedapa.run.transport import InProcess, Record, Reply, Request
+from fedapa.task.local import Local
+from fedapa.task.task import Task, Training
+
+ROUNDS, CLASSES = 4, 3
+SIZES = (40, 23, 31, 7)
+
+
+class Broken(Exception):
+    """A law does not hold; says which numbers show it."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended: everything that two runs can be compared by."""
+
+    server: Tree
+    records: list[Record]
+    logs: list[RoundLog]
+
+    def tree(self) -> Tree:
+        """Server and clients as one tree."""
+        found = {f"server/{k}": v for k, v in self.server.items()}
+        for i, record in enumerate(self.records):
+            found |= {f"client {i}/{k}": v for k, v in record.state.items()}
+            found |= {f"memory {i}/{k}": v for k, v in record.memory.items()}
+        return found
+
+    def scores(self) -> list[list[list[int]]]:
+        return [[log.before.tolist(), log.after.tolist()] for log in self.logs if log.before is not None and log.after is not None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method on the small federation, under one schedule."""
+
+    method: Method
+    schedule: Schedule = "parallel"
+    images: bool = False  # a LeNet-shaped model, so that the native engine can be compared
+    engine: Engine = "torch"
+
+    @cached_property
+    def data(self) -> Federated:
+        return _images() if self.images else _vectors()
+
+    @cached_property
+    def task(self) -> Task:
+        model, training = _model(self.images), Training(lr=0.05, batch=8, epochs=1)
+        return make_task(self.data, model, training, ROUNDS, str(len(model) - 1), engine=self.engine)
+
+    @cached_property
+    def like(self) -> Tree:
+        return loop.expected_upload(self.method, self.task, self.data.clients[0].train.x[0])
+
+    def plan(self, rounds: int = ROUNDS) -> Plan:
+        return Plan(rounds, (0.5, 1.0), self.schedule, seed=7)
+
+    def with_method(self, method: Method) -> Case:
+        return replace(self, method=method)
+
+    def transport(self, workers: int = 1) -> InProcess:
+        _, client = loop.start(self.method, self.task, 7)
+        return InProcess(self.method, self.task, self.data, 7, client, workers)
+
+    def run(
+        self,
+        rounds: int = ROUNDS,
+        workers: int = 1,
+        transport: InProcess | None = None,
+        state: State | None = None,
+    ) -> Outcome:
+        """Play the rounds from the start, or from a given state, and keep everything."""
+        torch.set_num_threads(1)
+        transport = transport or self.transport(workers)
+        logs: list[RoundLog] = []
+        begin = state or loop.start(self.method, self.task, 7)[0]
+        end = loop.run(
+            self.method, self.task, transport, self.plan(rounds), begin, self.like, lambda log, _: logs.append(log)
+        )
+        return Outcome(end.server, transport.records(), logs)
+
+    @lru_cache(maxsize=4)  # noqa: B019 - cases are short-lived
+    def usual(self) -> Outcome:
+        """The undisturbed run that others are compared with."""
+        return self.run()
+
+    def local(self, i: int, t: int, record: Record) -> Local:
+        return Local(self.task, i, t, 7, self.data.clients[i].train, record.memory)
+
+    def visits(self, ids: Sequence[int] = (0, 1, 2), rounds: int = 2) -> tuple[Tree, list[Tree], list[Tree]]:
+        """A server that has seen some rounds, what it sends to ``ids`` next and what they answer."""
+        done = self.run(rounds)
+        downs = [self.method.send(self.task, done.server, i) for i in ids]
+        ups = []
+        for i, down in zip(ids, downs, strict=True):
+            local = self.local(i, rounds, done.records[i])
+            state = self.method.receive(self.task, clone(done.records[i].state), down, local)
+            ups.append(self.method.train(self.task, state, down, local)[1])
+        return done.server, downs, ups
+
+
+class Tampering(InProcess):
+    """The in-process transport, with a hook on its replies: drop them, shuffle them, damage them."""
+
+    def tamper(self, replies: list[Reply]) -> list[Reply]:
+        return replies
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        yield from self.tamper(list(super().exchange(requests)))
+
+    @classmethod
+    def on(cls, case: Case) -> Tampering:
+        plain = case.transport()
+        return cls(plain.method, plain.task, plain.data, plain.seed, plain.records()[0].state, 1)
+
+
+def _model(images: bool) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        if images:
+            return nn.Sequential(
+                nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(),
+                nn.Linear(12, CLASSES),
+            )  # fmt: skip
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def _vectors() -> Federated:
+    random = np.random.default_rng(11)
+    centres = random.normal(size=(CLASSES, 6))
+    return from_arrays([_client(random, i, n, centres) for i, n in enumerate(SIZES)], CLASSES)
+
+
+def _images() -> Federated:
+    random = np.random.default_rng(12)
+    centres = random.normal(size=(CLASSES, 64))
+    clients = [_client(random, i, n, centres) for i, n in enumerate(SIZES)]
+    return from_arrays([(a.reshape(-1, 1, 8, 8), b, c.reshape(-1, 1, 8, 8), d) for a, b, c, d in clients], CLASSES)
+
+
+def _client(random: np.random.Generator, i: int, n: int, centres: np.ndarray) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+    """Client 1 has one class only, the others lean to a class of their own."""
+    shares = np.eye(CLASSES)[i % CLASSES] if i == 1 else np.full(CLASSES, 0.2) + 0.4 * np.eye(CLASSES)[i % CLASSES]
+    y = random.choice(CLASSES, 2 * n, p=shares / shares.sum())
+    x = (centres[y] + 0.7 * random.normal(size=(2 * n, centres.shape[1]))).astype(np.float32)
+    return x[:n], y[:n], x[n:], y[n:]

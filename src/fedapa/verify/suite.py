@@ -1,0 +1,82 @@
+"""Run every law on a method, and find the methods in a user's file."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedapa.errors import InputError
+from fedapa.methods.method import Method
+from fedapa.verify import laws
+from fedapa.verify.case import Broken, Case
+
+LAWS: dict[str, Callable[[Case], str]] = {
+    "engines-agree": laws.engines_agree,
+    "resume-is-exact": laws.resume_is_exact,
+    "functions-are-pure": laws.functions_are_pure,
+    "order-is-irrelevant": laws.order_of_replies_is_irrelevant,
+    "trainables-move": laws.everything_trainable_moves,
+    "server-step-descends": laws.server_step_descends,
+    "sent-arrives": laws.what_was_sent_arrives,
+    "limits-are-met": laws.limits_are_met,
+    "bytes-are-true": laws.bytes_are_what_is_said,
+    "bad-uploads-refused": laws.bad_uploads_change_nothing,
+}
+
+
+class Finding(NamedTuple):
+    law: str
+    schedule: str
+    holds: bool
+    detail: str
+    seconds: float
+
+
+def verify(method: Method) -> Iterator[Finding]:
+    """Every law under both schedules."""
+    for schedule in ("parallel", "sequential"):
+        case = Case(method, schedule)  # type: ignore[arg-type]
+        for name, law in LAWS.items():
+            begin = time.perf_counter()
+            try:
+                holds, detail = True, law(case)
+            except Broken as broken:
+                holds, detail = False, str(broken)
+            except Exception as error:  # a user's method may fail in any way; that breaks the law too
+                holds, detail = False, f"{type(error).__name__}: {error}"
+            yield Finding(name, schedule, holds, detail, time.perf_counter() - begin)
+
+
+def load_method(path: Path) -> dict[str, Method]:
+    """The methods that a Python file defines, each with its default hyper-parameters."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist", "name a Python file that defines a subclass of fedapa.Method")
+    spec = importlib.util.spec_from_file_location(f"user_method_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file", "its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}", "run it with python first") from error
+    found = [c for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Method) and c.__module__ == spec.name]
+    if not found:
+        raise InputError(f"{path} defines no subclass of fedapa.Method", "see docs/add-a-method.md")
+    return {cls.__name__: _default(cls, path) for cls in found}
+
+
+def _default(cls: type[Method], path: Path) -> Method:
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise InputError(f"{path}: {cls.__name__} lacks {missing}", "a method is six functions: docs/add-a-method.md")
+    try:
+        return cls()
+    except TypeError as error:
+        raise InputError(f"{path}: {cls.__name__}() fails: {error}", "give every hyper-parameter a default") from error
