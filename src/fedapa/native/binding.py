@@ -231,8 +231,6 @@ def _read_shape(module: nn.Module, sample_shape: Sequence[int]) -> Shape | None:
     while len(rest) >= 2 and type(rest[0]) is nn.Linear and type(rest[1]) is nn.ReLU:
         linear = rest[0]
         assert isinstance(linear, nn.Linear)
-        if linear.bias is None:
-            return None
         hidden.append(linear.out_features)
         rest = rest[2:]
     if rest:
@@ -698,7 +696,7 @@ class Features(torch.autograd.Function):
         return z
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None, None, None]:
         theta, data, where = ctx.saved_tensors
         return ctx.kernel._backward(theta, data, where, ctx.tape, dz), None, None, None
