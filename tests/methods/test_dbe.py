@@ -1,0 +1,153 @@
+"""DBE: the initialisation phase, the loss against explicit steps, its limit FedAvg, and its bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedapa.core.tree import count_bytes, distance
+from fedapa.data.federated import Split
+from fedapa.methods.dbe import DBE, debiased
+from fedapa.methods.fedavg import FedAvg
+from fedapa.task.local import Local
+from fedapa.task.models import build_model
+from fedapa.task.task import Batch, Task, Training
+
+torch.set_num_threads(1)
+SIZES = (12, 7, 5)
+LABELS = (torch.arange(12) % 3, torch.arange(7) % 2, torch.zeros(5, dtype=torch.long))  # 3, 2 and 1 classes
+
+
+def make_task(**training: float) -> Task:
+    return Task(build_model("mlp", (4,), 3), 3, torch.tensor(SIZES), Training(**training), rounds=10)
+
+
+def make_data() -> list[Split]:
+    random = torch.Generator().manual_seed(5)
+    return [Split(torch.randn(len(y), 4, generator=random), y) for y in LABELS]
+
+
+def visit(method, task, server, client, i, t=0, data=None):
+    """One client's round: its new state, what it got, what it sends."""
+    local = Local(task, i, t, 0, data or make_data()[i])
+    down = method.send(task, server, i)
+    client, up = method.train(task, method.receive(task, client, down, local), down, local)
+    return client, down, up
+
+
+def play(method, task, server, client, ids, t=0):
+    """One round of some clients that all start from ``client``."""
+    visits = [visit(method, task, server, client, i, t) for i in ids]
+    return method.absorb(task, server, ids, [v[1] for v in visits], [v[2] for v in visits])
+
+
+def lenet_task() -> Task:
+    return Task(build_model("lenet5", (3, 32, 32), 10), 10, torch.full((20,), 10))
+
+
+def ready(task, method):
+    """A server past its initialisation, and a client with a bias."""
+    server, client = method.init(task, 0)
+    server = {**server, "mean": torch.linspace(0, 1, 64), "ready": torch.ones(1)}
+    return server, {**client, "b": torch.linspace(-0.1, 0.1, 64)}
+
+
+def test_the_first_round_finds_the_mean_and_discards_the_models():
+    task, method = make_task(epochs=1), DBE()
+    server, client = method.init(task, 0)
+    visits = [visit(method, task, server, client, i) for i in (0, 2)]
+    new = method.absorb(task, server, [0, 2], [v[1] for v in visits], [v[2] for v in visits])
+    means = [task.features(client, make_data()[i].x).mean(0) for i in (0, 2)]  # one full batch, mu = 1
+    assert torch.allclose(new["mean"], (12 * means[0] + 5 * means[1]) / 17, atol=1e-6)
+    assert torch.equal(new["omega"], server["omega"])
+    assert new["ready"].item() == 1
+    for trained, _, up in visits:
+        assert trained["b"].abs().max() == 0
+        assert not torch.equal(up["omega"], server["omega"])
+    kept = DBE(keep_first=True).absorb(task, server, [0, 2], [v[1] for v in visits], [v[2] for v in visits])
+    assert not torch.equal(kept["omega"], server["omega"])
+    assert torch.equal(kept["mean"], new["mean"])
+
+
+def test_the_mean_is_frozen_afterwards():
+    task, method = make_task(), DBE()
+    server, client = ready(task, method)
+    new = play(method, task, server, client, [0, 1])
+    assert torch.equal(new["mean"], server["mean"])
+    assert not torch.equal(new["omega"], server["omega"])
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.3])
+def test_two_steps_by_plain_autograd(mu):
+    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, mu=mu), make_data()[0]
+    server, client = ready(task, method)
+    trained, _, up = visit(method, task, server, client, 0)
+    names, m = ("theta", "phi", "b"), torch.zeros(64)
+    params = {k: client[k].clone() for k in names}
+    for _ in range(2):
+        params = {k: v.detach().requires_grad_() for k, v in params.items()}
+        z = task.features(params, data.x)
+        m = (1 - mu) * m.detach() + mu * z.mean(0)
+        loss = F.cross_entropy(task.logits(params, z + params["b"]), data.y)
+        loss = loss + 3.0 * (0.5 * (m - server["mean"]) ** 2).mean()
+        slopes = torch.autograd.grad(loss, list(params.values()))
+        params = {k: v - 0.02 * g for (k, v), g in zip(params.items(), slopes, strict=True)}
+    for name in names:
+        assert torch.allclose(trained[name], params[name], atol=1e-6)
+    assert torch.allclose(up["mean"], m, atol=1e-6)
+    assert not torch.allclose(trained["b"], client["b"])
+
+
+def test_the_mean_regularisation_has_a_gradient():
+    task, data = make_task(), make_data()[0]
+    _, client = ready(task, DBE())
+    given = {"mean": torch.ones(64), "ready": torch.ones(1), "mu": torch.tensor(1.0), "m": torch.zeros(64)}
+
+    def rise(kappa):
+        both = {**given, "kappa": torch.tensor(kappa)}
+        low, high = ({**client, "theta": client["theta"] + e} for e in (-1e-2, 1e-2))
+        return float(debiased(task, high, Batch(*data), both)[0] - debiased(task, low, Batch(*data), both)[0])
+
+    assert abs(rise(50.0) - rise(0.0)) > 1e-2
+
+
+def test_without_its_two_parts_it_is_fedavg():
+    task, method = make_task(), DBE(kappa=0.0, train_bias=False)
+    server, client = method.init(task, 0)
+    server = play(method, task, server, client, [0, 1, 2])
+    other, _ = FedAvg().init(task, 0)
+    for t in (1, 2):
+        server = play(method, task, server, client, [0, 1, 2], t)
+        other = play(FedAvg(), task, other, client, [0, 1, 2], t)
+    assert distance({"w": server["omega"]}, {"w": other["omega"]}) < 1e-6
+    assert not torch.equal(server["omega"], method.init(task, 0)[0]["omega"])
+
+
+def test_the_bias_is_private_and_used():
+    task, method = make_task(), DBE()
+    server, client = ready(task, method)
+    shown = method.receive(task, client, method.send(task, server, 0), Local(task, 0, 1, 0, make_data()[0]))
+    assert torch.equal(shown["b"], client["b"])
+    x = make_data()[0].x
+    assert torch.allclose(
+        method.predict(task, shown, x), task.logits(shown, task.features(shown, x) + client["b"])
+    )
+    assert not torch.allclose(method.predict(task, shown, x), task.predict(shown, x))
+
+
+def test_tiny_clients_stay_finite_and_shapes_stay():
+    task, method = make_task(), DBE()
+    server, client = ready(task, method)
+    trained, _, up = visit(method, task, server, client, 0, data=Split(torch.ones(1, 4), torch.tensor([1])))
+    assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in client.items()}
+    assert all(torch.isfinite(leaf).all() for leaf in (*trained.values(), *up.values()))
+
+
+def test_bytes():
+    task, method = lenet_task(), DBE()
+    server, client = method.init(task, 0)
+    data = Split(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
+    _, down, up = visit(method, task, server, client, 0, data=data)
+    assert count_bytes(down) == 4 * 62_006 + 4 * (84 + 1)  # FedAvg + mean and flag
+    assert count_bytes(up) == 4 * 62_006 + 4 + 4 * 84  # FedAvg + n + mean
