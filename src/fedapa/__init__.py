@@ -1,0 +1,50 @@
+"""Personalized federated learning: FedAPA and the methods it is compared with.
+
+>>> import fedapa as fa
+>>> data = fa.load("digits", "dirichlet", clients=8, alpha=0.3, min_train=40, min_test=5)
+>>> result = fa.fit(fa.FedAPA(), data, model="cnn8", rounds=30)
+>>> result.curve("after")[-1].pooled
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedapa.api import fit, load
+    from fedapa.data.federated import Federated, from_arrays
+    from fedapa.errors import FedapaError, InputError, RunError
+    from fedapa.methods.catalogue import make
+    from fedapa.methods.fedapa import FedAPA
+    from fedapa.methods.fedavg import FedAvg
+    from fedapa.methods.local_only import LocalOnly
+    from fedapa.methods.method import Method, hyper
+    from fedapa.task.local import Local
+    from fedapa.task.task import Batch, Task, Training, cross_entropy, proximal
+
+# Names are looked up on first use, so that `import fedapa` costs nothing and the command line starts fast.
+_HOMES = {
+    "fedapa.api": ("fit", "load"),
+    "fedapa.data.federated": ("Federated", "from_arrays"),
+    "fedapa.errors": ("FedapaError", "InputError", "RunError"),
+    "fedapa.methods.catalogue": ("make",),
+    "fedapa.methods.fedapa": ("FedAPA",),
+    "fedapa.methods.fedavg": ("FedAvg",),
+    "fedapa.methods.local_only": ("LocalOnly",),
+    "fedapa.methods.method": ("Method", "hyper"),
+    "fedapa.task.local": ("Local",),
+    "fedapa.task.task": ("Batch", "Task", "Training", "cross_entropy", "proximal"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batch", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method", "RunError",
+    "Task", "Training", "cross_entropy", "fit", "from_arrays", "hyper", "load", "make", "proximal",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'fedapa' has no attribute {name!r}")

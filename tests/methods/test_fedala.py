@@ -61,23 +61,24 @@ def apart(task: Task, method: FedALA) -> tuple[dict[str, Tensor], dict[str, Tens
     return server, {**client, "theta": theta, "phi": phi}
 
 
-def test_one_epoch_of_mixing_by_hand():
+@pytest.mark.parametrize(("p", "below"), [(2, 4480), (4, 320)])
+def test_one_epoch_of_mixing_by_hand(p, below):
     """Once settled, W takes one clipped step per batch; here one batch of all data."""
-    task, data, method = make_task(), make_data(), FedALA(s=100.0, eta=200.0)
+    task, data, method = make_task(), make_data(), FedALA(s=100.0, eta=200.0, p=p)
     server, client = apart(task, method)
-    client = {**client, "settled": torch.ones(1), "W": torch.full((task.Q,), 0.5)}
+    client = {**client, "settled": torch.ones(1), "W": torch.full_like(client["W"], 0.5)}
     shown, _, _, _ = visit(method, task, client, server, 0, data)
-    w, own = server["omega"], client["phi"]
-    gap = w[task.P :] - own
-    leaf = torch.cat([w[: task.P], own + 0.5 * gap]).requires_grad_()
-    g = torch.autograd.grad(F.cross_entropy(net(leaf, data[0].x), data[0].y), leaf)[0][task.P :]
-    W = (0.5 - 200.0 * g * gap).clamp(0, 1)
+    w, own = server["omega"], omega(client)
+    gap = w - own
+    leaf = torch.cat([w[:below], (own + 0.5 * gap)[below:]]).requires_grad_()
+    g = torch.autograd.grad(F.cross_entropy(net(leaf, data[0].x), data[0].y), leaf)[0]
+    W = (0.5 - 200.0 * g * gap).clamp(0, 1)[below:]
     assert (W == 0).any()
     assert (W == 1).any()
     assert ((W > 0) & (W < 1) & (W != 0.5)).any()
     torch.testing.assert_close(shown["W"], W, atol=1e-3, rtol=1e-3)
-    assert torch.equal(shown["theta"], w[: task.P])
-    torch.testing.assert_close(shown["phi"], own + gap * W, atol=1e-4, rtol=1e-3)
+    assert torch.equal(omega(shown)[:below], w[:below])
+    torch.testing.assert_close(omega(shown)[below:], own[below:] + gap[below:] * W, atol=1e-4, rtol=1e-3)
 
 
 def test_mixing_lowers_the_loss_of_what_arrived():

@@ -42,7 +42,9 @@ class Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         from difflib import get_close_matches
 
         if args and not args[0].startswith("-") and args[0] not in VERBS:

@@ -86,7 +86,8 @@ def execute_all(runs: Sequence[Path], out: Path) -> None:
             bar.remove_task(one)
     if failed:
         listed = "; ".join(f"{run.name}: {error.message}" for run, error in failed)
-        raise RunError(f"{len(failed)} of {len(runs)} runs failed: {listed}", failed[0][1].hint or f"see {out}/*/log.txt")
+        hint = failed[0][1].hint or f"see {out}/*/log.txt"
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed: {listed}", hint)
 
 
 def _note(log: Any) -> str:
@@ -119,6 +120,6 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     if row[f"{row['evaluated']}_selected"] is not None:
         shown["selected %"] = row[f"{row['evaluated']}_selected"]
     shown["worst client %"] = row["worst_client"]
-    shown["gain = lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
+    shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
     shown["KiB/client/round"] = f"{row['kib']:.1f}"
     return shown

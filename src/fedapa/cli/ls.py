@@ -8,6 +8,12 @@ import click
 
 from fedapa.cli import ui
 
+TITLES = {
+    "methods": "methods (KiB: LeNet-5 on CIFAR-10, 20 clients)",
+    "presets": "presets",
+    "datasets": "datasets",
+    "models": "models",
+}
 KINDS = ("methods", "presets", "datasets", "models")
 
 
@@ -23,7 +29,7 @@ def command(kind: str | None, form: str) -> None:
         click.echo(json.dumps({name: rows() for name, rows in lists.items()}, indent=2, default=str))
         return
     for name in [kind] if kind else KINDS:
-        ui.show(lists[name](), form, title=name)
+        ui.show(lists[name](), form, title=TITLES[name])
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -31,7 +37,7 @@ def _methods() -> list[dict[str, Any]]:
 
     return [
         {"name": name, "method": e.title, "year": str(e.year), "stays local": e.stays, "down": e.down, "up": e.up,
-         "KiB*": e.kib}
+         "KiB/client/round": f"{e.kib:.1f}"}
         for name, e in METHODS.items()
     ]  # fmt: skip
 
@@ -58,5 +64,5 @@ def _models() -> list[dict[str, Any]]:
         {"name": "lenet5", "what": "LeNet-5 of the paper, square images from 16x16", "head": "84 features"},
         {"name": "cnn8", "what": "one convolution, for 8x8 digits", "head": "32 features"},
         {"name": "mlp", "what": "two hidden layers of 64, for tables and anything else", "head": "64 features"},
-        {"name": "package.module:function", "what": "your own: (shape, classes) -> nn.Module", "head": "submodule `head`"},
+        {"name": "package.module:function", "what": "your own: (shape, classes) -> nn.Module", "head": "named"},
     ]

@@ -51,12 +51,13 @@ def say(text: str) -> None:
 
 def progress() -> Progress:
     """A bar with time left on a terminal; nothing at all in a pipe."""
+    from rich import progress as parts
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    text = parts.TextColumn
+    return parts.Progress(
+        text("{task.description}"), parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeElapsedColumn(),
+        text("left"), parts.TimeRemainingColumn(), text("{task.fields[note]}"),
         console=Console(stderr=True), disable=not sys.stderr.isatty(),
     )  # fmt: skip
 

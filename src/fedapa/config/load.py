@@ -99,13 +99,15 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
     known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
     for k, method in enumerate(config.methods):
         if method not in known:
-            raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", _did_you_mean(method, known))
+            hint = _did_you_mean(method, known)
+            raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
         if base not in METHODS:
             hint = _did_you_mean(base, METHODS)
-            raise _located(text, name, origin, (*path, "base") if method != base else path, f"unknown method {base!r}", hint)
+            spot = (*path, "base") if method != base else path
+            raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)
         try:
             make(base, **settings)
         except InputError as error:

@@ -38,7 +38,9 @@ class DataConfig(Section):
 class ModelConfig(Section):
     name: str = Field("lenet5", description="see `fedapa ls models`, or package.module:function")
     head: str = Field("head", description="name of the submodule that stays private")
-    buffers: Literal["shared", "private"] = Field("shared", description="BatchNorm statistics travel with the extractor")
+    buffers: Literal["shared", "private"] = Field(
+        "shared", description="BatchNorm statistics: with the extractor or the head"
+    )
 
 
 class TrainingConfig(Section):
@@ -66,9 +68,9 @@ class RunConfig(Section):
 class Config(Section):
     methods: list[str] = Field(default_factory=lambda: ["local", "fedavg", "fedapa"], min_length=1)
     seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0], min_length=1)
-    data: DataConfig = Field(default_factory=DataConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    run: RunConfig = Field(default_factory=RunConfig)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    run: RunConfig = RunConfig()
     # [method.NAME]: hyper-parameters; with `base` NAME is the user's own name for a variant of another method.
     method: dict[str, dict[str, Any]] = Field(default_factory=dict)

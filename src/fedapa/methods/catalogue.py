@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     stays: str
     down: str
     up: str
-    paper: str  # key into PAPERS
+    paper: str  # key into papers.PAPERS; empty for plain local training
     kib: float  # per client and round: LeNet-5, CIFAR-10, 20 clients (a test counts it again)
     preset: Mapping[str, Any] = {}  # hyper-parameters that make this name a variant of its class
 
@@ -42,7 +42,9 @@ METHODS: dict[str, Entry] = {
     "fedamp-heur": Entry(
         "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4, {"attention": "heuristic"}
     ),
-    "apple": Entry("APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022", 4844.2),
+    "apple": Entry(
+        "APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022", 4844.2
+    ),
     "fedala": Entry("FedALA", "fedala:FedALA", 2023, "mixing weights", "ω", "ω, n", "zhang2023fedala", 484.4),
     "pfedhn": Entry("pFedHN", "pfedhn:PFedHN", 2021, "–", "generated ω", "ω", "shamsian2021", 484.4),
     "pfedhn-pc": Entry(
@@ -52,27 +54,35 @@ METHODS: dict[str, Entry] = {
     "pfedla-heur": Entry(
         "HeurpFedLA", "pfedla:PFedLA", 2022, "–", "layer-wise mixture of ω", "ω", "ma2022", 484.4, {"private_layers": 1}
     ),
-    "fedpac": Entry("FedPAC", "fedpac:FedPAC", 2023, "–", "θ, own φ, prototypes", "ω, prototypes, V, h", "xu2023", 494.3),
-    "dbe": Entry("DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe", 484.4),
-    "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6),
+    "fedpac": Entry(
+        "FedPAC", "fedpac:FedPAC", 2023, "–", "θ, own φ, prototypes", "ω, prototypes, V, h", "xu2023", 494.3
+    ),
+    "dbe": Entry(
+        "DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe", 484.4
+    ),
+    "fedproto": Entry(
+        "FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6
+    ),
     "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023", 6.6),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
         "FedAPA (released code)", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8,
         {"mu": 1.0, "weight_momentum": 0.9, "buffer": "shared", "project_at": "send", "order": "sequential"},
     ),
-}  # fmt: skip
+}
 
-PAPERS: dict[str, str] = {}
-
-
-def method_class(name: str) -> type[Method]:
-    """The class behind a name."""
+def entry(name: str) -> Entry:
+    """What is known about a method of this name."""
     if name not in METHODS:
         close = get_close_matches(name, METHODS, 1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(METHODS)}"
         raise InputError(f"unknown method {name!r}", hint)
-    module, _, attribute = METHODS[name].where.partition(":")
+    return METHODS[name]
+
+
+def method_class(name: str) -> type[Method]:
+    """The class behind a name."""
+    module, _, attribute = entry(name).where.partition(":")
     found: type[Method] = getattr(importlib.import_module(f"fedapa.methods.{module}"), attribute)
     return found
 

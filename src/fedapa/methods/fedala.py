@@ -22,7 +22,7 @@ Deviations:
 - Skipped when w equals w_i (the authors compare one tensor by the sum of its differences, here every
   element).
 - W has no momentum and no weight decay, whatever the run's training settings. Statistics (BatchNorm) come
-  from w.
+  from w, and where only the head is mixed they are used as they are, not renewed batch by batch.
 
 First round: w = w_i, so nothing is learned and W stays 1. A client that is first drawn later mixes the
 common start with w. W = 1 and eta = 0 is FedAvg, bit for bit. Missing classes: W sees own data only.
@@ -36,12 +36,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree
+from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local
+from fedapa.task.local import Local, Loss
 from fedapa.task.task import Batch, Task, cross_entropy
 
 STREAMS = (
@@ -78,7 +80,7 @@ class FedALA(Method):
         if all(torch.equal(arrived[k], client[k]) for k in arrived):
             return client
         given = pieces(arrived, client, top_tensors(task, self.p))
-        W = self._learn(given, client, local)
+        W = self._learn(task, given, client, local)
         return {**mix(task, W, given), "W": W, "settled": torch.ones(1)}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
@@ -93,13 +95,13 @@ class FedALA(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def _learn(self, given: Tree, client: Tree, local: Local) -> Tensor:
+    def _learn(self, task: Task, given: Tree, client: Tree, local: Local) -> Tensor:
         """W after one epoch, or after as many as the first time needs."""
-        share = replace(local, calls=STREAMS).part(self.s / 100)
+        share, loss = frozen_below(task, given, replace(local, calls=STREAMS).part(self.s / 100))
         W, losses, most = client["W"], list[float](), 1 if client["settled"] else self.cap
         while len(losses) < most and not self._has_settled(losses):
             found = share.sgd(
-                mixing, {"W": W}, given=given, carry={"loss": torch.zeros(())}, epochs=1,
+                loss, {"W": W}, given=given, carry={"loss": torch.zeros(())}, epochs=1,
                 lr=self.eta, momentum=0.0, weight_decay=0.0, project=unit_box, memory=None,
             )  # fmt: skip
             W = found["W"]
@@ -110,9 +112,23 @@ class FedALA(Method):
         return len(losses) > self.window and bool(np.std(losses[-self.window :]) < self.threshold)
 
 
+def frozen_below(task: Task, given: Tree, share: Local) -> tuple[Local, Loss]:
+    """Data and loss of the mixing; where only the head is mixed, one pass gives the features for all epochs."""
+    if len(given["theta_below"]) + len(given["theta_above"]) < task.P:
+        return share, mixing
+    z = share.features(mix(task, torch.ones_like(given["global"]), given))
+    return replace(share, data=Split(z, share.data.y)), mixing_heads
+
+
 def mixing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
     """Loss of the mixed model in W; the value is carried on, so that the epoch's last one can be read."""
     value = cross_entropy(task, mix(task, params["W"], given), batch, {})
+    return value, {"loss": value}
+
+
+def mixing_heads(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
+    """The same on features instead of samples."""
+    value = F.cross_entropy(task.logits(mix(task, params["W"], given), batch.x), batch.y)
     return value, {"loss": value}
 
 

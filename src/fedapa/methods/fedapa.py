@@ -1,6 +1,6 @@
 """FedAPA (Sun et al., IJCAI 2025): the server learns, for every client, whose extractors to mix and how much.
 
-Server: theta [M, P], the last extractor of every client, and A [M, M], one row of weights per client, A_i = e_i at first.
+Server: theta [M, P], the last extractor of every client, and A [M, M], a row of weights per client, A_i = e_i first.
 Down    theta_bar_i = sum_j a_ij theta_j                                                        (Eq. 5)
 Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
 Up      theta_i
@@ -17,7 +17,7 @@ Deviations:
 - mu is a raw value before normalising, so the self share is mu / (mu + rest), 1 while all other weights are 0.
   ``self_weight="share"`` makes it an exact share.
 - Idle clients: their last theta_j stays in Theta and goes on being mixed; who never trained contributes the start.
-- Evaluated: [theta_i; phi_i] after local training, as the released code does; the run also records [theta_bar_i; phi_i].
+- Evaluated: [theta_i; phi_i] after local training, as in the released code; runs also record [theta_bar_i; phi_i].
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            # Copied, because a tensor inside the file may lie at an address that makes matrix products round differently.
+            # Copied: at an odd address inside the file, a tensor makes matrix products round differently.
             tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: not a readable checkpoint ({error})") from error

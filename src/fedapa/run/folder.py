@@ -78,7 +78,8 @@ class RunFolder:
         found = checkpoint.newest(self.folder / "checkpoints")
         if found is not None:
             if len(found.records) != len(data.clients):
-                raise RunError(f"{self.folder}: the checkpoint has {len(found.records)} clients, the data {len(data.clients)}")
+                counts = f"the checkpoint has {len(found.records)} clients, the data {len(data.clients)}"
+                raise RunError(f"{self.folder}: {counts}", "was the config changed? run again in a new folder")
             transport.restore(found.records)
             state = found.state
         self.ledger.forget_from(state.round)
@@ -168,7 +169,8 @@ def _lock(folder: Path) -> Any:
     try:
         handle = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        raise RunError(f"cannot write in {folder}: {error.strerror}", "is the disk full or the folder read-only?") from error
+        hint = "is the disk full or the folder read-only?"
+        raise RunError(f"cannot write in {folder}: {error.strerror}", hint) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -83,14 +83,14 @@ class Sent(Sequence[Tree]):
     """What was sent to each client: kept while it is small, computed again by ``send`` when it is not."""
 
     def __init__(self, method: Method, task: Task, server: Tree, ids: Sequence[int]) -> None:
-        self._send = lambda i: method.send(task, server, i)
+        self._method, self._task, self._server = method, task, server
         self._ids, self._kept, self._room = list(ids), dict[int, Tree](), KEEP_SENT
         self.bytes: dict[int, int] = {}
 
     def to(self, i: int) -> Tree:
         if i in self._kept:
             return self._kept[i]
-        down = self._send(i)
+        down = self._method.send(self._task, self._server, i)
         self.bytes[i] = count_bytes(down)
         if self.bytes[i] <= self._room:
             self._room -= self.bytes[i]

@@ -27,7 +27,7 @@ def stream(seed: int, *key: int) -> np.random.Generator:
 
 @dataclass
 class Local:
-    """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the client's state."""
+    """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the state."""
 
     task: Task
     client: int
@@ -61,7 +61,7 @@ class Local:
     def features(self, params: Mapping[str, Tensor]) -> Tensor:
         """z [n, d] of all own training samples, without gradients."""
         with torch.no_grad():
-            return torch.cat([self.task.features(params, x) for x in self.data.x.split(EVALUATION_BATCH)])
+            return torch.cat([self.task.features(params, x) for x in torch.split(self.data.x, EVALUATION_BATCH)])
 
     def part(self, fraction: float) -> Local:
         """The same toolbox on a random contiguous share of the data (at least one sample)."""
@@ -78,7 +78,7 @@ class Local:
         for _ in range(epochs):
             order = torch.from_numpy(random.permutation(self.n))
             stop = self.n - self.n % size if drop and self.n >= size else self.n
-            yield from order[:stop].split(size)
+            yield from torch.split(order[:stop], size)
 
     def sgd(
         self,
@@ -212,14 +212,14 @@ def clipped(grads: Tree, norm: float) -> Tree:
 def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int, int]:
     """(correct, total) of the largest logit."""
     with torch.no_grad():
-        pairs = zip(data.x.split(EVALUATION_BATCH), data.y.split(EVALUATION_BATCH), strict=True)
+        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         correct = sum(int((predict(x).argmax(1) == y).sum()) for x, y in pairs)
     return correct, len(data.y)
 
 
 def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
     with torch.no_grad():
-        pairs = zip(data.x.split(EVALUATION_BATCH), data.y.split(EVALUATION_BATCH), strict=True)
+        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
 
 

@@ -262,5 +262,5 @@ def _pack(values: dict[str, Tensor], slots: tuple[Slot, ...]) -> Tensor:
 
 
 def _unpack(vector: Tensor, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
-    pieces = vector.split([slot.stop - slot.start for slot in slots])
+    pieces = torch.split(vector, [slot.stop - slot.start for slot in slots])
     return {slot.name: piece.view(slot.shape) for slot, piece in zip(slots, pieces, strict=True)}

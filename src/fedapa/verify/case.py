@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -20,6 +22,7 @@ from fedapa.run.transport import InProcess, Record, Reply, Request
 from fedapa.task.local import Local
 from fedapa.task.task import Task, Training
 
+Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3
 SIZES = (40, 23, 31, 7)
 
@@ -45,7 +48,8 @@ class Outcome:
         return found
 
     def scores(self) -> list[list[list[int]]]:
-        return [[log.before.tolist(), log.after.tolist()] for log in self.logs if log.before is not None and log.after is not None]
+        kept = [(log.before, log.after) for log in self.logs]
+        return [[before.tolist(), after.tolist()] for before, after in kept if before is not None and after is not None]
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def _images() -> Federated:
     return from_arrays([(a.reshape(-1, 1, 8, 8), b, c.reshape(-1, 1, 8, 8), d) for a, b, c, d in clients], CLASSES)
 
 
-def _client(random: np.random.Generator, i: int, n: int, centres: np.ndarray) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+def _client(random: np.random.Generator, i: int, n: int, centres: Floats) -> tuple[Any, Any, Any, Any]:
     """Client 1 has one class only, the others lean to a class of their own."""
     shares = np.eye(CLASSES)[i % CLASSES] if i == 1 else np.full(CLASSES, 0.2) + 0.4 * np.eye(CLASSES)[i % CLASSES]
     y = random.choice(CLASSES, 2 * n, p=shares / shares.sum())

@@ -18,6 +18,7 @@ from fedapa.methods.method import Method
 from fedapa.native import available
 from fedapa.run import checkpoint
 from fedapa.run.checkpoint import Checkpoint
+from fedapa.run.evaluate import Counts
 from fedapa.run.loop import State
 from fedapa.run.simulate import Engine
 from fedapa.run.transport import Reply
@@ -51,12 +52,13 @@ def resume_is_exact(case: Case) -> str:
             read = checkpoint.read(checkpoint.write(Path(folder), Checkpoint(state, first.records)))
         transport = case.transport()
         transport.restore(read.records)
-        _same(whole, case.run(transport=transport, state=read.state), f"an uninterrupted run and one resumed after round {stop}")
+        resumed = case.run(transport=transport, state=read.state)
+        _same(whole, resumed, f"an uninterrupted run and one resumed after round {stop}")
     return f"resumed after each of {ROUNDS - 1} rounds"
 
 
 def functions_are_pure(case: Case) -> str:
-    """3. No function changes its arguments or answers differently the second time; no client touches another's state."""
+    """3. No function changes its arguments or answers differently the second time; no client touches another's."""
     method, task, done = case.method, case.task, case.run(2)
     down = _twice("send", lambda: method.send(task, done.server, 0), done.server)
     before = clone(done.records[0].state)
@@ -95,7 +97,8 @@ def order_of_replies_is_irrelevant(case: Case) -> str:
         return "the loop's ascending order is part of the method"
     server, downs, ups = case.visits()
     straight = case.method.absorb(case.task, server, [0, 1, 2], downs, ups)
-    turned = case.method.absorb(case.task, server, [2, 0, 1], [downs[i] for i in (2, 0, 1)], [ups[i] for i in (2, 0, 1)])
+    order = [2, 0, 1]
+    turned = case.method.absorb(case.task, server, order, [downs[i] for i in order], [ups[i] for i in order])
     gap = distance(straight, turned)
     if not gap < TOLERANCE:
         raise Broken(f"absorb gives states {gap:.2g} apart for two orders of the same uploads")
@@ -108,7 +111,7 @@ def everything_trainable_moves(case: Case) -> str:
         weaker = case.with_method(replace(case.method, **{name: 0.0}))
         gap = _gap(case.usual(), weaker.run())
         if not gap > 1e-7:
-            raise Broken(f"{name} = {getattr(case.method, name)} and {name} = 0 train the same model (distance {gap:.2g})")
+            raise Broken(f"{name} = {getattr(case.method, name)} and {name} = 0 train the same models (within {gap:.2g})")
     start, end = case.run(1).server, case.usual().server
     first = case.method.init(case.task, 7)[0]
     stuck = [k for k in end if digest({k: first[k]}) == digest({k: end[k]}) == digest({k: start[k]})]
@@ -259,7 +262,7 @@ def _gap(one: Outcome, other: Outcome) -> float:
     return distance({k: a[k] for k in a.keys() & b.keys()}, b)
 
 
-def _last(outcome: Outcome) -> np.ndarray:  # type: ignore[type-arg]
+def _last(outcome: Outcome) -> Counts:
     """The loop's memory of last scores, as its state held it: -1 for whoever never showed a score."""
     after = outcome.logs[-1].after
     assert after is not None

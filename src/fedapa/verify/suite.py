@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from fedapa.errors import InputError
-from fedapa.methods.method import Method
+from fedapa.methods.method import Method, Schedule
 from fedapa.verify import laws
 from fedapa.verify.case import Broken, Case
 
@@ -28,6 +29,9 @@ LAWS: dict[str, Callable[[Case], str]] = {
 }
 
 
+SCHEDULES: tuple[Schedule, ...] = ("parallel", "sequential")
+
+
 class Finding(NamedTuple):
     law: str
     schedule: str
@@ -38,8 +42,8 @@ class Finding(NamedTuple):
 
 def verify(method: Method) -> Iterator[Finding]:
     """Every law under both schedules."""
-    for schedule in ("parallel", "sequential"):
-        case = Case(method, schedule)  # type: ignore[arg-type]
+    for schedule in SCHEDULES:
+        case = Case(method, schedule)
         for name, law in LAWS.items():
             begin = time.perf_counter()
             try:
@@ -59,14 +63,14 @@ def load_method(path: Path) -> dict[str, Method]:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file", "its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}", "run it with python first") from error
-    found = [c for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Method) and c.__module__ == spec.name]
+        what = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} cannot be imported: {what}", "run it with python first") from error
+    classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if issubclass(cls, Method)]
+    found = [cls for cls in classes if cls.__module__ == spec.name]
     if not found:
         raise InputError(f"{path} defines no subclass of fedapa.Method", "see docs/add-a-method.md")
     return {cls.__name__: _default(cls, path) for cls in found}

@@ -1,0 +1,64 @@
+"""The words of the command line in Python: ``fit`` a method on federated data, ``load`` data by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedapa.data import partition as partitions
+from fedapa.data import sources
+from fedapa.data.federated import Federated, federate
+from fedapa.methods.catalogue import make
+from fedapa.methods.method import Method, Schedule
+from fedapa.run.loop import Plan
+from fedapa.run.simulate import Engine, Progress, Result, make_task, simulate
+from fedapa.task.models import HEAD, Buffers
+from fedapa.task.task import Training
+
+
+def load(
+    source: str = "digits",
+    partition: str = "dirichlet",
+    clients: int = 20,
+    seed: int = 0,
+    validation: float = 0.0,
+    data_dir: str | Path | None = None,
+    **parameters: Any,
+) -> Federated:
+    """A shipped data set, dealt to clients: ``load("cifar10", "dirichlet", 20, alpha=0.1)``."""
+    dataset = sources.load(source, None if data_dir is None else Path(data_dir))
+    split = partitions.split(partition, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+    return federate(dataset, split, validation, seed)
+
+
+def fit(
+    method: Method | str,
+    data: Federated,
+    model: str | nn.Module = "lenet5",
+    rounds: int = 50,
+    *,
+    seed: int = 0,
+    participation: float | Sequence[float] = (0.6, 1.0),
+    schedule: Schedule | None = None,
+    head: str = HEAD,
+    buffers: Buffers = "shared",
+    engine: Engine = "auto",
+    workers: int = 0,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **training: Any,
+) -> Result:
+    """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training."""
+    chosen = make(method) if isinstance(method, str) else method
+    low, high = (participation, participation) if isinstance(participation, int | float) else participation
+    task = make_task(data, model, Training(**training), rounds, head, buffers, engine)
+    plan = Plan(rounds, (low, high), schedule or "auto", seed)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    meta = {"label": type(chosen).__name__.lower(), "seed": str(seed), "rounds": str(rounds)}
+    meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name, "engine": task.engine}
+    return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=progress)

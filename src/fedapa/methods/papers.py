@@ -1,0 +1,101 @@
+"""The papers behind the methods: authors, title, where and when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    authors: str  # "First Last and First Last", as BibTeX wants them
+    title: str
+    venue: str
+    year: int
+
+    def bibtex(self, key: str) -> str:
+        return (
+            f"@inproceedings{{{key},\n  author    = {{{self.authors}}},\n  title     = {{{self.title}}},\n"
+            f"  booktitle = {{{self.venue}}},\n  year      = {{{self.year}}}\n}}"
+        )
+
+
+PAPERS: dict[str, Paper] = {
+    "mcmahan2017": Paper(
+        "Brendan McMahan and Eider Moore and Daniel Ramage and Seth Hampson and Blaise Ag{\\\"u}era y Arcas",
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        "International Conference on Artificial Intelligence and Statistics (AISTATS)", 2017,
+    ),
+    "arivazhagan2019": Paper(
+        "Manoj Ghuhan Arivazhagan and Vinay Aggarwal and Aaditya Kumar Singh and Sunav Choudhary",
+        "Federated Learning with Personalization Layers", "arXiv:1912.00818", 2019,
+    ),
+    "li2020": Paper(
+        "Tian Li and Anit Kumar Sahu and Manzil Zaheer and Maziar Sanjabi and Ameet Talwalkar and Virginia Smith",
+        "Federated Optimization in Heterogeneous Networks", "Machine Learning and Systems (MLSys)", 2020,
+    ),
+    "collins2021": Paper(
+        "Liam Collins and Hamed Hassani and Aryan Mokhtari and Sanjay Shakkottai",
+        "Exploiting Shared Representations for Personalized Federated Learning",
+        "International Conference on Machine Learning (ICML)", 2021,
+    ),
+    "li2021ditto": Paper(
+        "Tian Li and Shengyuan Hu and Ahmad Beirami and Virginia Smith",
+        "Ditto: Fair and Robust Federated Learning Through Personalization",
+        "International Conference on Machine Learning (ICML)", 2021,
+    ),
+    "li2021fedphp": Paper(
+        "Xin-Chun Li and De-Chuan Zhan and Yunfeng Shao and Bingshuai Li and Shaoming Song",
+        "{FedPHP}: Federated Personalization with Inherited Private Models",
+        "European Conference on Machine Learning and Knowledge Discovery in Databases (ECML-PKDD)", 2021,
+    ),
+    "huang2021": Paper(
+        "Yutao Huang and Lingyang Chu and Zirui Zhou and Lanjun Wang and Jiangchuan Liu and Jian Pei and Yong Zhang",
+        "Personalized Cross-Silo Federated Learning on Non-{IID} Data",
+        "AAAI Conference on Artificial Intelligence", 2021,
+    ),
+    "shamsian2021": Paper(
+        "Aviv Shamsian and Aviv Navon and Ethan Fetaya and Gal Chechik",
+        "Personalized Federated Learning using Hypernetworks", "International Conference on Machine Learning (ICML)", 2021,
+    ),
+    "luo2022": Paper(
+        "Jun Luo and Shandong Wu",
+        "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
+        "International Joint Conference on Artificial Intelligence (IJCAI)", 2022,
+    ),
+    "ma2022": Paper(
+        "Xiaosong Ma and Jie Zhang and Song Guo and Wenchao Xu",
+        "Layer-Wised Model Aggregation for Personalized Federated Learning",
+        "IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)", 2022,
+    ),
+    "tan2022": Paper(
+        "Yue Tan and Guodong Long and Lu Liu and Tianyi Zhou and Qinghua Lu and Jing Jiang and Chengqi Zhang",
+        "{FedProto}: Federated Prototype Learning across Heterogeneous Clients",
+        "AAAI Conference on Artificial Intelligence", 2022,
+    ),
+    "zhang2023fedala": Paper(
+        "Jianqing Zhang and Yang Hua and Hao Wang and Tao Song and Zhengui Xue and Ruhui Ma and Haibing Guan",
+        "{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning",
+        "AAAI Conference on Artificial Intelligence", 2023,
+    ),
+    "xu2023": Paper(
+        "Jian Xu and Xinyi Tong and Shao-Lun Huang",
+        "Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
+        "International Conference on Learning Representations (ICLR)", 2023,
+    ),
+    "zhang2023dbe": Paper(
+        "Jianqing Zhang and Yang Hua and Jian Cao and Hao Wang and Tao Song and Zhengui Xue and Ruhui Ma "
+        "and Haibing Guan",
+        "Eliminating Domain Bias for Federated Learning in Representation Space",
+        "Advances in Neural Information Processing Systems (NeurIPS)", 2023,
+    ),
+    "yi2023": Paper(
+        "Liping Yi and Gang Wang and Xiaoguang Liu and Zhuan Shi and Han Yu",
+        "{FedGH}: Heterogeneous Federated Learning with Generalized Global Header",
+        "ACM International Conference on Multimedia (MM)", 2023,
+    ),
+    "sun2025": Paper(
+        "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
+        "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "
+        "Heterogeneous Data",
+        "International Joint Conference on Artificial Intelligence (IJCAI)", 2025,
+    ),
+}  # fmt: skip
