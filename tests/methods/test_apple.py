@@ -76,9 +76,7 @@ def test_one_step_is_the_closed_form():
     torch.testing.assert_close(trained["p"], new_p, atol=1e-6, rtol=1e-5)
     mixed = new_p @ torch.stack([server["cores"][0], new_core, server["cores"][2]])
     torch.testing.assert_close(omega(trained), mixed, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(
-        method.predict(task, trained, data[1].x), net(mixed, data[1].x), atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(method.predict(task, trained, data[1].x), net(mixed, data[1].x), atol=1e-5, rtol=1e-4)
 
 
 def test_the_pull_of_p_has_a_gradient():

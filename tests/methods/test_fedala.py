@@ -138,9 +138,7 @@ def test_how_long_the_mixing_goes_on(settings, settled, expected):
     server, client = apart(task, method)
     local = Counting(task, 0, 1, 0, data[0])
     Counting.epochs = 0
-    shown = method.receive(
-        task, {**client, "settled": torch.tensor([settled])}, method.send(task, server, 0), local
-    )
+    shown = method.receive(task, {**client, "settled": torch.tensor([settled])}, method.send(task, server, 0), local)
     assert Counting.epochs == expected
     assert shown["settled"].item() == 1
     assert local.calls == 0  # local training draws the batches that it would draw without the mixing
@@ -167,9 +165,7 @@ def test_other_depths_mix_those_tensors_and_take_the_rest(p):
         assert torch.equal(shown[part][:start], arrived[:start])
         W = shown["W"][offset : offset + stop - start]
         own = client[part][start:stop]
-        torch.testing.assert_close(
-            shown[part][start:stop], own + (arrived[start:stop] - own) * W, atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(shown[part][start:stop], own + (arrived[start:stop] - own) * W, atol=1e-5, rtol=1e-4)
         offset += stop - start
     assert offset == len(shown["W"])
     assert shown["W"].min() < 0.9
@@ -203,3 +199,18 @@ def test_bytes_of_lenet5_on_cifar10_and_one_sample():
     assert count_bytes(down) == 4 * 62_006
     assert count_bytes(up) == 4 * 62_006 + 4
     assert torch.isfinite(omega(trained)).all()
+
+
+def test_every_batch_is_one_plain_step():
+    """Two equal batches: the second step starts where the first ended, without momentum."""
+    task, method = make_task(batch=2, weight_decay=0.1), FedALA(s=100.0, eta=50.0)
+    data = [Split(make_data()[0].x[:1].repeat(4, 1), torch.zeros(4, dtype=torch.int64))]
+    server, client = apart(task, method)
+    shown, _, _, _ = visit(method, task, {**client, "settled": torch.ones(1)}, server, 0, data)
+    own, gap, W = client["phi"], server["omega"][task.P :] - client["phi"], torch.ones(task.Q)
+    for _ in range(2):
+        leaf = torch.cat([server["omega"][: task.P], own + gap * W]).requires_grad_()
+        loss = F.cross_entropy(net(leaf, data[0].x), data[0].y)
+        W = (W - 50.0 * torch.autograd.grad(loss, leaf)[0][task.P :] * gap).clamp(0, 1)
+    assert ((W > 0) & (W < 0.9)).sum() > 10
+    torch.testing.assert_close(shown["W"], W, atol=1e-4, rtol=1e-4)

@@ -86,8 +86,7 @@ def test_training_against_plain_autograd_from_u_with_the_squared_pull():
     task, data, method = make_task(lr=0.05, epochs=3), make_data(), FedAMP(sigma=40.0, alpha=2.0, lam=0.6)
     server, client = method.init(task, 0)
     server = {
-        "omega": server["omega"]
-        + 0.1 * torch.randn(3, task.P + task.Q, generator=torch.Generator().manual_seed(1))
+        "omega": server["omega"] + 0.1 * torch.randn(3, task.P + task.Q, generator=torch.Generator().manual_seed(1))
     }
     shown, trained, down, up = visit(method, task, client, server, 1, data)
     assert torch.equal(omega(shown), down["omega"])
@@ -95,9 +94,7 @@ def test_training_against_plain_autograd_from_u_with_the_squared_pull():
     w, v = down["omega"], 0.0
     for _ in range(3):
         leaf = w.clone().requires_grad_()
-        loss = (
-            F.cross_entropy(net(leaf, data[1].x), data[1].y) + 0.6 / 4 * (leaf - down["omega"]).square().sum()
-        )
+        loss = F.cross_entropy(net(leaf, data[1].x), data[1].y) + 0.6 / 4 * (leaf - down["omega"]).square().sum()
         v = 0.9 * v + torch.autograd.grad(loss, leaf)[0]
         w = w - 0.05 * v
     torch.testing.assert_close(omega(trained), w, atol=1e-6, rtol=1e-5)
@@ -170,9 +167,7 @@ def test_idle_clients_keep_their_last_model_in_the_mixture():
     new = method.absorb(task, server, [1], [down], [up])
     assert torch.equal(new["omega"][[0, 2]], server["omega"][[0, 2]])
     assert torch.equal(new["omega"][1], up["omega"])
-    assert not torch.allclose(
-        method.send(task, new, 0)["omega"], method.send(task, server, 0)["omega"], atol=1e-5
-    )
+    assert not torch.allclose(method.send(task, new, 0)["omega"], method.send(task, server, 0)["omega"], atol=1e-5)
     donated = method.absorb(replace(task, donate=True), server, [1], [down], [up])
     assert donated["omega"].data_ptr() == server["omega"].data_ptr()
     assert torch.equal(donated["omega"], new["omega"])

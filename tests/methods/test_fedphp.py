@@ -97,9 +97,7 @@ def test_the_teacher_has_a_gradient(loss):
     direction = torch.randn(task.P, generator=torch.Generator().manual_seed(1)).double()
     leaf = params["theta"].clone().requires_grad_()
     slope = torch.autograd.grad(loss(task, {**params, "theta": leaf}, batch, given), leaf)[0] @ direction
-    ends = [
-        loss(task, {**params, "theta": params["theta"] + h * direction}, batch, given) for h in (1e-6, -1e-6)
-    ]
+    ends = [loss(task, {**params, "theta": params["theta"] + h * direction}, batch, given) for h in (1e-6, -1e-6)]
     difference = (ends[0] - ends[1]) / 2e-6
     if loss is taught_labels:
         assert abs(slope - difference) < 1e-4 * abs(difference)

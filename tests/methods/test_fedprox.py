@@ -98,9 +98,7 @@ def test_a_strong_pull_keeps_clients_nearer():
     gaps = []
     for mu in (0.0, 1.0, 5.0):
         server, client = FedProx(mu=mu).init(task, 0)
-        gaps.append(
-            (visit(FedProx(mu=mu), task, client, server, 0, data)[3]["omega"] - server["omega"]).norm()
-        )
+        gaps.append((visit(FedProx(mu=mu), task, client, server, 0, data)[3]["omega"] - server["omega"]).norm())
     assert gaps[0] > gaps[1] > gaps[2] > 0
 
 

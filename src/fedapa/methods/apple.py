@@ -46,20 +46,14 @@ class APPLE(Method):
     lr_p: float = hyper(0.001, "learning rate of the relationship vector p", 0.0, source="authors' code")
     mu: float = hyper(0.1, "pull of p towards the sample shares", 0.0, source="authors' code")
     L: float = hyper(0.1, "share of the rounds in which p is pulled", 0.0, 1.0, source="authors' code")
-    decay: Literal["exponential", "cosine"] = hyper(
-        "exponential", "how the pull fades", source="authors' code"
-    )
-    start: Literal["common", "own"] = hyper(
-        "common", "cores start from one model or at random (authors' code)"
-    )
+    decay: Literal["exponential", "cosine"] = hyper("exponential", "how the pull fades", source="authors' code")
+    start: Literal["common", "own"] = hyper("common", "cores start from one model or at random (authors' code)")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         core = task.join(theta, phi)
         cores = (
-            [_own_start(task, seed, j) for j in range(task.clients)]
-            if self.start == "own"
-            else [core] * task.clients
+            [_own_start(task, seed, j) for j in range(task.clients)] if self.start == "own" else [core] * task.clients
         )
         client = {
             "theta": theta,
@@ -90,9 +84,7 @@ class APPLE(Method):
         core, p = task.join(params["theta"], params["phi"]), by_client(params["p"], i)
         return self._personal(task, {**client, "core": core, "p": p}, down, i), {"core": core}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         new = torch.stack([up["core"] for up in ups])
         return {"cores": with_rows(server["cores"], torch.tensor(list(ids)), new, task.donate)}
 

@@ -40,9 +40,7 @@ from fedapa.task.task import Task, cross_entropy, proximal
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    lam: float = hyper(
-        1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, experiments"
-    )
+    lam: float = hyper(1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, experiments")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -60,9 +58,7 @@ class Ditto(Method):
         personal = local.sgd(proximal, client, given=anchored, memory="personal")
         return personal, upload(task, shared, local)
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

@@ -46,9 +46,7 @@ from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local, Loss
 from fedapa.task.task import Batch, Task, cross_entropy
 
-STREAMS = (
-    10_000  # the mixing draws from streams of its own: local training sees the batches that FedAvg's would
-)
+STREAMS = 10_000  # the mixing draws from streams of its own: local training sees the batches that FedAvg's would
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,7 @@ class FedALA(Method):
     eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code")
     s: float = hyper(80.0, "percent of the local data that W learns from", 0.0, 100.0, source="authors' code")
     p: int = hyper(2, "parameter tensors that are mixed, from the top", 1, source="authors' code")
-    threshold: float = hyper(
-        0.1, "spread of epoch losses that counts as settled", 0.0, source="authors' code"
-    )
+    threshold: float = hyper(0.1, "spread of epoch losses that counts as settled", 0.0, source="authors' code")
     window: int = hyper(10, "epochs that the spread is taken over", 1, source="authors' code")
     cap: int = hyper(100, "most epochs of the first mixing", 1, source="ours; the authors have none")
 
@@ -87,9 +83,7 @@ class FedALA(Method):
         model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")})
         return {**client, **model}, upload(task, model, local)
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
@@ -159,9 +153,7 @@ def top_tensors(task: Task, p: int) -> dict[str, tuple[int, int]]:
     stops = {"theta": model.theta_trainable, "phi": model.phi_trainable}
     slots = [("theta", slot) for slot in model.theta_slots] + [("phi", slot) for slot in model.phi_slots]
     top = [(k, slot.start) for k, slot in slots if slot.stop <= stops[k]][-p:]
-    return {
-        k: (min([start for name, start in top if name == k], default=stop), stop) for k, stop in stops.items()
-    }
+    return {k: (min([start for name, start in top if name == k], default=stop), stop) for k, stop in stops.items()}
 
 
 def unit_box(params: Tree) -> Tree:

@@ -50,12 +50,8 @@ from fedapa.task.task import Task, proximal
 
 @dataclass(frozen=True)
 class FedAMP(Method):
-    attention: Literal["exact", "heuristic"] = hyper(
-        "exact", "by distance (FedAMP) or by cosine (HeurFedAMP)"
-    )
-    sigma: float = hyper(
-        4.0, "squared distance at which attention fades (exact)", 1e-9, source="see docstring"
-    )
+    attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")
+    sigma: float = hyper(4.0, "squared distance at which attention fades (exact)", 1e-9, source="see docstring")
     alpha: float = hyper(0.0, "step of the mixing; 0: sigma / M", 0.0, source="see docstring")
     lam: float = hyper(0.02, "lambda; the pull towards u_i is lambda / alpha", 0.0, source="see docstring")
     sharpness: float = hyper(25.0, "weight of the cosine (heuristic's sigma)", 0.0, source="public port")
@@ -78,9 +74,7 @@ class FedAMP(Method):
         client = local.sgd(proximal, client, given=pull(task, down["omega"], strength))
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         new = torch.stack([up["omega"] for up in ups])
         return {"omega": with_rows(server["omega"], torch.tensor(list(ids)), new, task.donate)}
 
@@ -107,9 +101,7 @@ class FedAMP(Method):
     def _by_cosine(self, inner: Tensor, length: Tensor, own: Tensor) -> Tensor:
         cosines = inner / (length[own, None] * length).clamp(min=torch.finfo(inner.dtype).tiny)
         cosines[torch.arange(len(own)), own] = -torch.inf
-        others = torch.softmax(
-            self.sharpness * cosines, 1
-        ).nan_to_num()  # nobody else there: nothing to share
+        others = torch.softmax(self.sharpness * cosines, 1).nan_to_num()  # nobody else there: nothing to share
         return (1 - (self.xi or 1 / len(length))) * others
 
     def _alpha(self, clients: int) -> float:

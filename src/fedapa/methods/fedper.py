@@ -48,9 +48,7 @@ class FedPer(Method):
         client = local.sgd(cross_entropy, client)
         return client, {"theta": client["theta"], "n": torch.tensor([float(local.n)])}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "theta": sample_mean(ups, "theta")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

@@ -50,15 +50,9 @@ TEMPERATURE = 4.0
 @dataclass(frozen=True)
 class FedPHP(Method):
     lam: float = hyper(0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code")
-    mu: float = hyper(
-        0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code"
-    )
-    Q: float = hyper(
-        1.0, "share of rounds that a client expects to take part in", 0.001, 1.0, source="see docstring"
-    )
-    regulariser: Literal["mmd", "kd"] = hyper(
-        "mmd", "features (mmd) or soft labels (kd) are taught", source="paper"
-    )
+    mu: float = hyper(0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code")
+    Q: float = hyper(1.0, "share of rounds that a client expects to take part in", 0.001, 1.0, source="see docstring")
+    regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -81,9 +75,7 @@ class FedPHP(Method):
         inherited = {f"inherited_{k}": mu * client[f"inherited_{k}"] + (1 - mu) * v for k, v in model.items()}
         return {**model, **inherited, "visits": client["visits"] + 1}, upload(task, model, local)
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
@@ -107,9 +99,7 @@ def taught_labels(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor
     logits = task.predict(params, batch.x)
     with torch.no_grad():
         target = (task.predict(_teacher(given), batch.x) / TEMPERATURE).softmax(1)
-    return (1 - given["lam"]) * F.cross_entropy(logits, batch.y) + given["lam"] * F.cross_entropy(
-        logits, target
-    )
+    return (1 - given["lam"]) * F.cross_entropy(logits, batch.y) + given["lam"] * F.cross_entropy(logits, target)
 
 
 def mmd(z: Tensor, target: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ from fedapa.task.task import Task, proximal
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    mu: float = hyper(
-        0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments"
-    )
+    mu: float = hyper(0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
@@ -61,9 +59,7 @@ class FedProx(Method):
         client = local.sgd(proximal, client, given=pull(task, down["omega"], self.mu))
         return client, upload(task, client, local)
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
