@@ -214,25 +214,42 @@ class SplitModel:
         whole = self._build().eval()
         extractor, head = (part.eval() for part in self._cut(whole))
         with torch.no_grad():
+            try:
+                logits = whole(sample)
+            except RuntimeError as error:
+                shape = list(sample.shape[1:])
+                raise InputError(f"the model cannot take samples of shape {shape}: {error}", "check its input") from None
             z = extractor(sample)
-            if not torch.allclose(whole(sample), head(z), atol=1e-5):
+            if not _is_head(head, z, logits):
                 raise InputError(
                     f"the model does not end with its submodule {self._head!r}", "split it at its last layer"
                 )
         if z.ndim != 2:
             raise InputError(f"the input of head {self._head!r} has shape {list(z.shape)}", "features must be [n, d]")
-        self.feature_size = int(z.shape[1])
+        self.feature_size, self.outputs = int(z.shape[1]), int(logits.shape[1])
 
 
 def build_model(
     model: str | nn.Module, shape: tuple[int, ...], classes: int, head: str = HEAD, buffers: Buffers = "shared"
 ) -> SplitModel:
     """A split model from a shipped name, ``package.module:function``, or a module (whose weights are the start)."""
-    sample = torch.zeros(2, *shape)
     if isinstance(model, nn.Module):
-        return SplitModel(lambda: model, sample, head, buffers)
-    make = factory(model)
-    return SplitModel(lambda: make(shape, classes), sample, head, buffers)
+        build: Callable[[], nn.Module] = lambda: model  # noqa: E731
+    else:
+        make = factory(model)
+        build = lambda: make(shape, classes)  # noqa: E731
+    found = SplitModel(build, torch.zeros(2, *shape), head, buffers)
+    if found.outputs != classes:
+        raise InputError(f"the model has {found.outputs} outputs, the data {classes} classes", "change its last layer")
+    return found
+
+
+def _is_head(head: nn.Module, z: Tensor, logits: Tensor) -> bool:
+    try:
+        found: Tensor = head(z)
+    except RuntimeError:
+        return False
+    return found.shape == logits.shape and torch.allclose(found, logits, atol=1e-5)
 
 
 def _parameters(module: nn.Module, side: str) -> list[tuple[str, Tensor]]:

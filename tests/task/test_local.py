@@ -1,0 +1,199 @@
+"""The one training loop against torch.optim.SGD, BatchNorm against the module itself, and the random streams."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedapa.core.tree import Tree
+from fedapa.data.federated import Split
+from fedapa.errors import InputError
+from fedapa.task.local import Local, clipped, count_correct
+from fedapa.task.models import SplitModel, build_model
+from fedapa.task.task import Batch, Task, Training, cross_entropy, proximal
+
+
+def small_task(training: Training, model: SplitModel | None = None) -> Task:
+    return Task(model or build_model("mlp", (4,), 3), 3, torch.tensor([30, 20]), training, rounds=5)
+
+
+def data(n: int = 30, seed: int = 0) -> Split:
+    random = torch.Generator().manual_seed(seed)
+    return Split(torch.randn(n, 4, generator=random), torch.randint(3, (n,), generator=random))
+
+
+def local(task: Task, n: int = 30, client: int = 0, round: int = 0, memory: Tree | None = None) -> Local:
+    return Local(task, client, round, 0, data(n), memory or {})
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd_is_torchs_sgd_on_the_same_batches(weight_decay: float) -> None:
+    task = small_task(Training(lr=0.1, momentum=0.9, batch=8, epochs=3, weight_decay=weight_decay))
+    theta, phi = task.init(1)
+    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    leaves = [theta.clone().requires_grad_(), phi.clone().requires_grad_()]
+    optimiser = torch.optim.SGD(leaves, lr=0.1, momentum=0.9, weight_decay=weight_decay)
+    samples = data()
+    for index in local(task).batches(3):
+        optimiser.zero_grad()
+        F.cross_entropy(task.predict({"theta": leaves[0], "phi": leaves[1]}, samples.x[index]), samples.y[index]).backward()
+        optimiser.step()
+    assert torch.allclose(found["theta"], leaves[0].detach(), atol=1e-6)
+    assert torch.allclose(found["phi"], leaves[1].detach(), atol=1e-6)
+
+
+def test_batches_cover_all_samples_and_drop_last_drops_the_rest() -> None:
+    keep, drop = (small_task(Training(batch=8, drop_last=d)) for d in (False, True))
+    kept, dropped = list(local(keep).batches(1)), list(local(drop).batches(1))
+    assert [len(b) for b in kept] == [8, 8, 8, 6]
+    assert [len(b) for b in dropped] == [8, 8, 8]
+    assert sorted(torch.cat(kept).tolist()) == list(range(30))
+
+
+def test_a_client_smaller_than_a_batch_uses_all_it_has() -> None:
+    task = small_task(Training(batch=64, drop_last=True))
+    assert [len(b) for b in local(task, n=5).batches(2)] == [5, 5]
+    assert [len(b) for b in local(task, n=1).batches(1)] == [1]
+
+
+def test_streams_differ_by_round_client_and_call_and_repeat_otherwise() -> None:
+    task = small_task(Training(batch=30))
+    order = lambda **key: next(iter(local(task, **key).batches(1))).tolist()  # noqa: E731
+    assert order() == order()
+    assert len({tuple(order(client=c, round=r)) for c in (0, 1) for r in (0, 1)}) == 4
+    one = local(task)
+    assert next(iter(one.batches(1))).tolist() != next(iter(one.batches(1))).tolist()
+
+
+def test_momentum_survives_a_visit_only_if_the_task_keeps_it() -> None:
+    kept, reset = (small_task(Training(batch=8, epochs=1, keep_momentum=k)) for k in (True, False))
+    theta, phi = kept.init(0)
+    for task, remembers in ((kept, True), (reset, False)):
+        first = local(task)
+        after = first.sgd(cross_entropy, {"theta": theta, "phi": phi})
+        assert bool(first.memory) is remembers
+        again = local(task, round=1, memory=first.memory).sgd(cross_entropy, after)
+        fresh = local(task, round=1).sgd(cross_entropy, after)
+        assert torch.equal(again["theta"], fresh["theta"]) is not remembers
+
+
+def test_visits_of_different_names_do_not_share_momentum() -> None:
+    task = small_task(Training(batch=8, epochs=1))
+    theta, phi = task.init(0)
+    one = local(task)
+    one.sgd(cross_entropy, {"theta": theta, "phi": phi}, memory="body")
+    assert set(one.memory) == {"body/theta", "body/phi"}
+    one.sgd(cross_entropy, {"phi": phi}, given={"theta": theta}, memory=None)
+    assert set(one.memory) == {"body/theta", "body/phi"}
+
+
+def test_frozen_parts_stay_and_rates_are_per_part() -> None:
+    task = small_task(Training(batch=8, epochs=1, momentum=0.0))
+    theta, phi = task.init(0)
+    found = local(task).sgd(cross_entropy, {"phi": phi}, given={"theta": theta})
+    assert set(found) == {"phi"}
+    slow = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi}, lr={"theta": 0.0, "phi": 0.01})
+    assert torch.equal(slow["theta"], theta)
+    assert torch.allclose(slow["phi"], found["phi"], atol=1e-6)
+    with pytest.raises(InputError, match="no learning rate for phi"):
+        local(task).sgd(cross_entropy, {"theta": theta, "phi": phi}, lr={"theta": 0.1})
+
+
+def test_proximal_pull_is_its_gradient() -> None:
+    task = small_task(Training())
+    theta, phi = task.init(0)
+    w = {"theta": theta.clone().requires_grad_(), "phi": phi}
+    anchors = {"anchor_theta": torch.zeros_like(theta), "rho": torch.tensor(0.3)}
+    batch = Batch(*data())
+    pulled = torch.autograd.grad(proximal(task, w, batch, anchors), w["theta"])[0]
+    plain = torch.autograd.grad(cross_entropy(task, w, batch, {}), w["theta"])[0]
+    assert torch.allclose(pulled - plain, 0.3 * theta, atol=1e-5)
+
+
+def counting(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
+    return params["w"].sum(), {"seen": given["seen"] + len(batch.y), "last": given["last"] * 0 + len(batch.y)}
+
+
+def test_carry_goes_from_batch_to_batch_and_projection_after_every_step() -> None:
+    task = small_task(Training(batch=8, epochs=2, momentum=0.0, lr=1.0))
+    carry = {"seen": torch.zeros(1), "last": torch.zeros(1)}
+    found = local(task).sgd(
+        counting, {"w": torch.zeros(2)}, carry=carry, project=lambda p: {"w": p["w"].clamp(min=-2.5)}, memory=None
+    )
+    assert found["seen"].item() == 48
+    assert found["last"].item() == 8
+    assert found["w"].tolist() == [-2.5, -2.5]
+
+
+def test_steps_draw_batches_without_epochs() -> None:
+    task = small_task(Training(batch=8, momentum=0.0))
+    carry = {"seen": torch.zeros(1), "last": torch.zeros(1)}
+    assert local(task).sgd(counting, {"w": torch.zeros(1)}, carry=carry, steps=7)["seen"].item() == 56
+
+
+def test_clipping_scales_all_gradients_together() -> None:
+    found = clipped({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)
+    assert found["a"].item() == pytest.approx(0.6, rel=1e-4)
+    assert found["b"].item() == pytest.approx(0.8, rel=1e-4)
+    small = {"a": torch.tensor([0.3])}
+    assert torch.allclose(clipped(small, 1.0)["a"], small["a"])
+
+
+def test_arguments_of_sgd_are_left_alone() -> None:
+    task = small_task(Training(batch=8))
+    theta, phi = task.init(0)
+    memory = {"main/theta": torch.ones_like(theta), "main/phi": torch.ones_like(phi)}
+    local(task, memory=memory).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    assert torch.equal(theta, task.init(0)[0])
+    assert torch.equal(memory["main/theta"], torch.ones_like(theta))
+
+
+@pytest.mark.parametrize("where", ["shared", "private"])
+def test_batchnorm_statistics_are_those_of_the_module(where: str) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+    model = SplitModel(build, torch.zeros(2, 4), "3", where)  # type: ignore[arg-type]
+    task = small_task(Training(lr=0.1, momentum=0.0, batch=10, epochs=2), model)
+    theta, phi = task.init(5)
+    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        module = build()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    samples = data()
+    for index in local(task).batches(2):
+        optimiser.zero_grad()
+        F.cross_entropy(module(samples.x[index]), samples.y[index]).backward()
+        optimiser.step()
+    module.eval()
+    with torch.no_grad():
+        assert torch.allclose(task.predict(found, samples.x), module(samples.x), atol=1e-5)
+    norm = module[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    carried = found["theta"] if where == "shared" else found["phi"]
+    assert torch.allclose(carried[-12:], torch.cat([norm.running_mean, norm.running_var]), atol=1e-5)  # type: ignore[list-item]
+
+
+def test_bytes_are_normalised_like_floats() -> None:
+    task = dataclasses.replace(small_task(Training()), mean=(0.5,), std=(0.25,))
+    x = torch.tensor([[[0, 255]]], dtype=torch.uint8)
+    assert task.prepare(x).flatten().tolist() == [-2.0, 2.0]
+    assert dataclasses.replace(task, mean=(0.0,), std=(1.0,)).prepare(x).flatten().tolist() == [0.0, 1.0]
+
+
+def test_count_correct() -> None:
+    samples = Split(torch.eye(3), torch.tensor([0, 1, 1]))
+    assert count_correct(lambda x: x, samples) == (2, 3)
+
+
+def test_part_is_a_contiguous_share() -> None:
+    task = small_task(Training())
+    piece = local(task).part(0.5)
+    assert piece.n == 15
+    whole = data().x
+    start = next(k for k in range(30) if torch.equal(whole[k], piece.data.x[0]))
+    assert torch.equal(whole[start : start + 15], piece.data.x)
+    assert local(task, n=1).part(0.1).n == 1
