@@ -40,14 +40,14 @@ def lenet_task() -> Task:
     return Task(build_model("lenet5", (3, 32, 32), 10), 10, torch.full((20,), 10))
 
 
-@pytest.mark.parametrize(("average", "first"), [("samples", (10 + 4) / 7), ("clients", (10 / 5 + 4 / 2) / 2)])
+@pytest.mark.parametrize(("average", "first"), [("samples", (10 + 9) / 7), ("clients", (10 / 5 + 9 / 2) / 2)])
 def test_prototypes_by_hand(average, first):
     task, method = make_task(), FedProto(average=average)
     server, _ = method.init(task, 0)
     server = {"prototypes": torch.full((3, 64), 9.0), "counts": torch.tensor([0.0, 0.0, 3.0])}
     ups = [
         {"sums": torch.stack([torch.full((64,), s), torch.zeros(64), torch.zeros(64)]), "counts": counts}
-        for s, counts in ((10.0, torch.tensor([5.0, 0.0, 0.0])), (4.0, torch.tensor([2.0, 0.0, 0.0])))
+        for s, counts in ((10.0, torch.tensor([5.0, 0.0, 0.0])), (9.0, torch.tensor([2.0, 0.0, 0.0])))
     ]
     new = method.absorb(task, server, [0, 2], [], ups)
     assert torch.allclose(new["prototypes"][0], torch.full((64,), first))

@@ -108,10 +108,10 @@ def test_generated_weights_equal_the_module(private_head):
 @pytest.mark.parametrize("update", ["mean", "one_by_one"])
 @pytest.mark.parametrize("size", [0.1, 100.0])  # the larger one is clipped
 def test_server_steps_equal_torch_sgd(update, size):
-    task, method = make_task(), PFedHN(update=update)
+    task, method = make_task(), PFedHN(update=update, hn_weight_decay=0.2)
     server, _ = method.init(task, 0)
     network = Hypernetwork(server)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=0.2)
     for t, ids in enumerate([[0, 2], [0, 1, 2], [1]]):
         downs, ups = replies(method, task, server, ids, size, t)
         groups = [range(len(ids))] if update == "mean" else [[k] for k in range(len(ids))]
@@ -175,6 +175,14 @@ def test_local_steps_and_embedding_size():
     long, _, _ = visit(PFedHN(local_steps=50), task, server, client, 0)
     start = task.parts(PFedHN().send(task, server, 0)["omega"])
     assert 0 < distance(short, start) < distance(long, start)
+
+
+def test_no_momentum_survives_from_weights_that_were_replaced():
+    task, method = make_task(keep_momentum=True), PFedHN()
+    server, client = method.init(task, 0)
+    local, down = Local(task, 0, 0, 0, make_data()[0]), method.send(task, server, 0)
+    method.train(task, method.receive(task, client, down, local), down, local)
+    assert not local.memory
 
 
 def test_batch_statistics_are_refused():
