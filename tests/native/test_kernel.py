@@ -171,6 +171,22 @@ def test_frozen_parts_do_not_move(shape: Shape, theta: bool, phi: bool) -> None:
     assert distance(got.phi, flat(h)) < 2e-6
 
 
+@SHAPES
+def test_a_frozen_extractor_gives_the_same_bits_batch_by_batch(shape: Shape) -> None:
+    f, h = network(shape, 10)
+    x, y = batch(shape, 30, 10)
+    kernel = Kernel(shape, 10)
+    batches = [torch.tensor([3, 29, 3, 7, 11]), torch.arange(2, 21), torch.arange(5, 30)]
+    options = {"lr_theta": 0.1, "momentum": 0.9, "freeze_theta": True}
+    together = kernel.train(flat(f), flat(h), x, y, *packed(batches), **options, last=1)
+    phi, velocity = flat(h), torch.zeros_like(flat(h))
+    for index in batches:
+        one = kernel.train(flat(f), phi, x, y, *packed([index]), velocity_phi=velocity, **options)
+        phi, velocity = one.phi, one.velocity_phi
+    assert torch.equal(together.phi, phi)
+    assert together.loss == one.loss
+
+
 def test_arguments_are_not_changed() -> None:
     f, h = network(TINY, 4)
     x, y = batch(TINY, 12, 4)

@@ -1118,6 +1118,29 @@ void batch_to_lanes(const float* batch, size_t width, int64_t n, const float* ze
     }
 }
 
+// Features of every sample that occurs in order[0..n), each computed once. row[i] is the row of sample i.
+void cache_features(const Plan& p, Workspace& ws, const float* theta, const Data& d, int64_t n,
+                    Buffer<int64_t>& row, Buffer<float>& z) {
+    Buffer<int64_t> distinct;
+    row.need(d.total);
+    distinct.need(n < d.total ? n : d.total);
+    for (int64_t i = 0; i < d.total; ++i) row[i] = -1;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t sample = d.at(i);
+        if (row[sample] >= 0) continue;
+        row[sample] = count;
+        distinct[count++] = sample;
+    }
+    z.need(static_cast<size_t>(count) * p.features);
+    const Data unique{d.x, d.is_u8, d.total, distinct, 0};
+    for (int64_t first = 0; first < count; first += EVAL_GROUPS * LANES) {
+        const int64_t m = count - first < EVAL_GROUPS * LANES ? count - first : EVAL_GROUPS * LANES;
+        const float* f = extract(p, ws, ws.tape, theta, unique, first, m, false);
+        lanes_to_batch(f, p.features, m, z + static_cast<size_t>(first) * p.features);
+    }
+}
+
 template <class F>
 int guarded(F&& f) {
     try {
@@ -1303,15 +1326,39 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
         const Optimiser o{momentum, decay, rho};
         double sum = 0;
         int64_t seen = 0;
+        // A frozen extractor is run once per sample, not once per visit. A sample's features do not depend
+        // on its place in a batch, so this changes no bit.
+        Buffer<int64_t> row;
+        Buffer<float> cache, gathered, zeros;
+        const bool cached = !train_theta && batches > 1;
+        if (cached) {
+            pack_weights(p, ws, theta);
+            cache_features(p, ws, theta, d, bounds[batches], row, cache);
+            zeros.need(p.features);
+        }
         for (int64_t b = 0; b < batches; ++b) {
             const int64_t first = bounds[b], n = bounds[b + 1] - first;
             const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
-            if (b == 0 || train_theta) pack_weights(p, ws, theta);
+            if (!cached) pack_weights(p, ws, theta);
             need_gradients(p, ws, groups);
             ws.logits.need(groups * p.classes * LANES);
             label.need(n);
             for (int64_t i = 0; i < n; ++i) label[i] = y[order[first + i]];
-            const float* z = extract(p, ws, ws.tape, theta, d, first, n, train_theta);
+            const float* z;
+            if (cached) {
+                gathered.need(groups * p.features * LANES);
+                for (size_t g = 0; g < groups; ++g) {
+                    const float* from[8];
+                    for (int i = 0; i < LANES; ++i) {
+                        const int64_t at = static_cast<int64_t>(g) * LANES + i;
+                        from[i] = at < n ? cache + static_cast<size_t>(row[order[first + at]]) * p.features : zeros;
+                    }
+                    rows_to_lanes(from, p.features, gathered + g * p.features * LANES);
+                }
+                z = gathered;
+            } else {
+                z = extract(p, ws, ws.tape, theta, d, first, n, train_theta);
+            }
             dense_forward(p.head, phi, z, ws.logits, groups, false);
             const double batch = cross_entropy(p.classes, ws.logits, label, n);
             if (!std::isfinite(batch)) {
