@@ -92,7 +92,7 @@ def test_the_federation_is_fedavg_whatever_the_personal_models_do():
 
 
 def test_without_a_pull_the_personal_model_is_local_training():
-    task, data = make_task(), make_data()
+    task, data = make_task(batch=4), make_data()
     server, state = Ditto(lam=0.0).init(task, 0)
     alone = LocalOnly().init(task, 0)[1]
     for t in range(3):

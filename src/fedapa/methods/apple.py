@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ from fedapa.task.task import Batch, Task, cross_entropy
 
 @dataclass(frozen=True)
 class APPLE(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("mu",)
+
     lr_p: float = hyper(0.001, "learning rate of the relationship vector p", 0.0, source="authors' code")
     mu: float = hyper(0.1, "pull of p towards the sample shares", 0.0, source="authors' code")
     L: float = hyper(0.1, "share of the rounds in which p is pulled", 0.0, 1.0, source="authors' code")

@@ -6,13 +6,12 @@ Client  w_i = E epochs of SGD on F_i from w, as in FedAvg                       
 Up      w_i, n_i; the personal model v_i never leaves
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
-Each model has its own momentum memory and its own mini-batches.
+Each model has its own momentum memory; both see the same mini-batches, as in the released code.
 Deviations:
 - Algorithm 1 and the released code take the plain mean of the updates of clients drawn with probability n_i
   / N; here clients are drawn by the run's plan and weighted by samples.
-- The released code takes one step on v_i and one on w_i in turn, on the same batch, without momentum. The
-  two do not read each other (the pull is to the received w), so the order is immaterial; here w_i is
-  trained first, then v_i.
+- The released code takes one step on v_i and one on w_i in turn, without momentum. The two do not read each
+  other (the pull is to the received w), so the order is immaterial; here w_i is trained first, then v_i.
 - lambda: the paper lets devices choose among {0.1, 1, 2} (or {0.05, 0.1, 0.2} under strong attack) by
   validation and falls back to 1; here it is one constant, 1. PFLlib's default is 0 (Local) with one
   personal epoch per round.
@@ -26,7 +25,8 @@ training; before it, the run records v_i as the client's last visit left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ from fedapa.task.task import Task, cross_entropy, proximal
 
 @dataclass(frozen=True)
 class Ditto(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+
     lam: float = hyper(1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, experiments")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -53,8 +55,9 @@ class Ditto(Method):
         return client  # the personal model is not replaced; the global one is trained from ``down``
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        anchored, calls = pull(task, down["omega"], self.lam), local.calls
         shared = local.sgd(cross_entropy, task.parts(down["omega"]), memory="global")
-        anchored = pull(task, down["omega"], self.lam)
+        local.calls = calls  # the same mini-batches again
         personal = local.sgd(proximal, client, given=anchored, memory="personal")
         return personal, upload(task, shared, local)
 
@@ -63,3 +66,6 @@ class Ditto(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def limits(self) -> dict[str, Method]:
+        return {"local": replace(self, lam=0.0)}

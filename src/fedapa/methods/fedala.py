@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ STREAMS = 10_000  # the mixing draws from streams of its own: local training see
 
 @dataclass(frozen=True)
 class FedALA(Method):
+    adapts: ClassVar[bool] = True
+
     eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code")
     s: float = hyper(80.0, "percent of the local data that W learns from", 0.0, 100.0, source="authors' code")
     p: int = hyper(2, "parameter tensors that are mixed, from the top", 1, source="authors' code")
@@ -88,6 +91,9 @@ class FedALA(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def limits(self) -> dict[str, Method]:
+        return {"fedavg": replace(self, eta=0.0)}
 
     def _learn(self, task: Task, given: Tree, client: Tree, local: Local) -> Tensor:
         """W after one epoch, or after as many as the first time needs."""

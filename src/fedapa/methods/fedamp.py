@@ -34,8 +34,8 @@ Idle clients: their last w_j goes on being mixed; who never trained contributes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ from fedapa.task.task import Task, proximal
 
 @dataclass(frozen=True)
 class FedAMP(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+
     attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")
     sigma: float = hyper(4.0, "squared distance at which attention fades (exact)", 1e-9, source="see docstring")
     alpha: float = hyper(0.0, "step of the mixing; 0: sigma / M", 0.0, source="see docstring")
@@ -80,6 +82,9 @@ class FedAMP(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def limits(self) -> dict[str, Method]:
+        return {"local": replace(self, lam=0.0, alpha=1e-9 * self.sigma, xi=1.0)}
 
     def watch(self, server: Tree) -> Tree:
         omega = server["omega"]

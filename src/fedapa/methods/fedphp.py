@@ -29,8 +29,8 @@ own batches only. lambda = 0 is FedAvg plus a moving average. Evaluated: h_i aft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,8 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class FedPHP(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+
     lam: float = hyper(0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code")
     mu: float = hyper(0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code")
     Q: float = hyper(1.0, "share of rounds that a client expects to take part in", 0.001, 1.0, source="see docstring")
@@ -80,6 +82,9 @@ class FedPHP(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client if self.used == "local" else _teacher(client), x)
+
+    def limits(self) -> dict[str, Method]:
+        return {"fedavg": replace(self, lam=0.0)}
 
     def _mu(self, visits: Tensor, rounds: int) -> Tensor:
         return (self.mu * visits / max(self.Q * rounds, 1.0)).clamp(max=self.mu)

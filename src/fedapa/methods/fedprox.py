@@ -24,7 +24,8 @@ uses the one after training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ from fedapa.task.task import Task, proximal
 
 @dataclass(frozen=True)
 class FedProx(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("mu",)
+
     mu: float = hyper(0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
@@ -64,6 +67,9 @@ class FedProx(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def limits(self) -> dict[str, Method]:
+        return {"fedavg": replace(self, mu=0.0)}
 
 
 def pull(task: Task, anchor: Tensor, strength: float) -> Tree:
