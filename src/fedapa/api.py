@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from fedapa.config.load import check
 from fedapa.data import partition as partitions
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
-from fedapa.methods.catalogue import make
+from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Method, Schedule
+from fedapa.run.folder import make_folder
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import Engine, Progress, Result, make_task, simulate
 from fedapa.task.models import HEAD, Buffers
@@ -54,11 +56,17 @@ def fit(
     """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training."""
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
-    task = make_task(data, model, Training(**training), rounds, head, buffers, engine)
+    checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
+    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    meta = {"label": type(chosen).__name__.lower(), "seed": str(seed), "rounds": str(rounds)}
+    folder = None if out is None else make_folder(Path(out))
+    meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
     meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name, "engine": task.engine}
     return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=progress)
+
+
+def _label(method: Method) -> str:
+    """The name that the command line gives to a method; of one that it does not know, the name of its class."""
+    own = type(method).__name__
+    alike = (name for name, known in METHODS.items() if known.where.endswith(f":{own}") and make(name) == method)
+    return next(alike, own.lower())

@@ -73,7 +73,7 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        fail("interrupted", "`fedapa resume` continues a run where it stopped", INTERRUPTED)
+        fail("interrupted", "", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedapa.cli import ui
-from fedapa.config.load import load
+from fedapa.config.load import Change, load
 from fedapa.config.schema import Config
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.methods.catalogue import METHODS
@@ -17,19 +18,30 @@ from fedapa.methods.catalogue import METHODS
 RUNS = Path("runs")
 
 
-def read(
-    source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
-) -> Config:
+class Interrupted(FedapaError):
+    exit_code = 3
+
+
+def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None) -> Config:
     """A config with the command line's wishes on top, all checked together."""
-    extra = list(changes)
+    extra: list[str | Change] = list(changes)
     if methods is not None:
         names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
-        extra.append(f"methods={names!r}")
+        extra.append(Change(f"--method {methods}", ("methods",), names))
     if seeds is not None:
-        extra.append(f"seeds={list(range(seeds))}")
+        extra.append(Change(f"--seeds {seeds}", ("seeds",), list(range(seeds))))
     if data_dir is not None:
-        extra.append(f"data.data_dir={str(Path(data_dir).absolute())!r}")
+        extra.append(Change(f"--data-dir {data_dir}", ("data", "data_dir"), str(Path(data_dir).absolute())))
     return load(source, extra)
+
+
+def prepare(wanted: Config, out: Path) -> list[Path]:
+    """The run folders of a config; whatever is wrong with it or with the data is found before anything is written."""
+    from fedapa.config.experiment import assemble, lay_out, single
+
+    check_writable(out)
+    assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
+    return lay_out(wanted, out)
 
 
 def default_out(source: str) -> Path:
@@ -43,7 +55,9 @@ def default_out(source: str) -> Path:
 
 def newest_out() -> Path:
     """The folder of the latest runs."""
-    found = [path for path in RUNS.glob("*") if path.is_dir()]
+    from fedapa.run.folder import runs_under
+
+    found = [path for path in RUNS.glob("*") if path.is_dir() and runs_under(path)]
     if not found:
         raise InputError("there are no runs here", "`fedapa run` makes some under ./runs; or name a folder")
     return max(found, key=lambda path: path.stat().st_mtime)
@@ -79,15 +93,26 @@ def execute_all(runs: Sequence[Path], out: Path) -> None:
             try:
                 execute(run, step)
             except FedapaError as error:
-                if isinstance(error, InputError) and len(runs) == 1:
-                    raise
                 failed.append((run, error))
-                bar.console.print(f"[red]failed[/red] {run.name}: {error.message}")
+                if not bar.disable:
+                    bar.console.print(f"failed {run.name}: {error.message}", style="red", markup=False)
+            except KeyboardInterrupt:
+                again = f"`fedapa resume {shlex.quote(str(out))}` continues after the last finished round"
+                raise Interrupted("interrupted", again) from None
             bar.remove_task(one)
     if failed:
-        listed = "; ".join(f"{run.name}: {error.message}" for run, error in failed)
-        hint = failed[0][1].hint or f"see {out}/*/log.txt"
-        raise RunError(f"{len(failed)} of {len(runs)} runs failed: {listed}", hint)
+        raise _summed_up(failed, len(runs), out)
+
+
+def _summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) -> FedapaError:
+    """One error for all runs that failed, each reason told once."""
+    reasons = list(dict.fromkeys(error.message for _, error in failed))
+    listed = [f"{', '.join(run.name for run, e in failed if e.message == reason)}: {reason}" for reason in reasons]
+    kind = InputError if all(isinstance(error, InputError) for _, error in failed) else RunError
+    hint = failed[0][1].hint or f"see {out}/*/log.txt"
+    if runs == 1:
+        return kind(failed[0][1].message, hint)
+    return kind(f"{len(failed)} of {runs} runs failed: {'; '.join(listed)}", hint)
 
 
 def _note(log: Any) -> str:

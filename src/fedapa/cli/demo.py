@@ -15,11 +15,9 @@ from fedapa.cli import ui
 def command(out: Path | None, form: str) -> None:
     """Compare Local, FedAvg and FedAPA on eight clients with handwritten digits: a minute, no download."""
     from fedapa.cli import common
-    from fedapa.config.experiment import lay_out
 
     out = out or common.default_out("demo")
-    common.check_writable(out)
-    runs = lay_out(common.read("demo", None, None, (), None), out)
+    runs = common.prepare(common.read("demo", None, None, (), None), out)
     ui.say("eight clients, each with its own mix of handwritten digits; three ways to train a model for each of them")
     common.execute_all(runs, out)
     common.print_comparison(out, form)

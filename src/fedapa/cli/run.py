@@ -23,13 +23,9 @@ def command(
     Ctrl-C, a crash or a power cut lose nothing: `fedapa resume` goes on after the last finished round.
     """
     from fedapa.cli import common
-    from fedapa.config.experiment import lay_out, load_data
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     out = out or common.default_out(config)
-    common.check_writable(out)
-    load_data(wanted, wanted.seeds[0])  # bad data is found before anything is written
-    runs = lay_out(wanted, out)
-    common.execute_all(runs, out)
+    common.execute_all(common.prepare(wanted, out), out)
     common.print_comparison(out, form)
     ui.say(f"runs are in {out}")

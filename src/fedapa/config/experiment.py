@@ -39,22 +39,41 @@ def single(config: Config, method: str, seed: int) -> Config:
 
 def lay_out(config: Config, out: Path) -> list[Path]:
     """All run folders of a config, made before the first run starts, so that resume knows of all of them."""
-    made = []
-    for seed in config.seeds:
-        for method in config.methods:
-            path = out / f"{method}-seed{seed}"
-            folders.create(path, dump(single(config, method, seed)))
-            made.append(path)
-    return made
+    config = _anchored(config)
+    wanted = {
+        out / f"{method}-seed{seed}": dump(single(config, method, seed))
+        for seed in config.seeds
+        for method in config.methods
+    }
+    for path, text in wanted.items():  # nothing is made if one of them cannot be
+        folders.check_free(path, text)
+    for path, text in wanted.items():
+        folders.create(path, text)
+    return list(wanted)
+
+
+def _anchored(config: Config) -> Config:
+    """Paths made absolute, so that a run can be resumed from anywhere."""
+    data, here = config.data, {}
+    if data.data_dir is not None:
+        here["data_dir"] = str(Path(data.data_dir).expanduser().absolute())
+    if data.partition.endswith(".npz"):
+        here["partition"] = str(Path(data.partition).expanduser().absolute())
+    return config.model_copy(update={"data": data.model_copy(update=here)})
 
 
 def read_config(folder: Path) -> Config:
     path = folder / folders.CONFIG
     try:
         text = path.read_text(encoding="utf-8")
-        return check(tomllib.loads(text), text, str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        config = check(tomllib.loads(text), text, str(path))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "restore it, or run again in a new folder") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}", "restore it, or run again in a new folder") from None
+    if (len(config.methods), len(config.seeds)) != (1, 1):
+        raise InputError(f"{path} names several runs", "`fedapa run` takes such a file; a run folder is one of them")
+    return config
 
 
 def unfinished(runs: list[Path]) -> list[Path]:
@@ -66,9 +85,7 @@ def assemble(config: Config) -> Parts:
     (name,), (seed,) = config.methods, config.seeds
     base, settings = settings_of(config, name)
     data = load_data(config, seed)
-    plan = Plan(
-        config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every
-    )
+    plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
     training = Training(**config.training.model_dump())
     task = make_task(
         data, config.model.name, training, plan.rounds, config.model.head, config.model.buffers, config.run.engine
@@ -91,9 +108,7 @@ def execute(folder: Path, progress: Progress | None = None, started: Callable[[P
         "source": config.data.source,
         "engine": parts.task.engine,
     }
-    return simulate(
-        *parts, folder, meta, config.run.checkpoint_every, config.run.workers, progress
-    )
+    return simulate(*parts, folder, meta, config.run.checkpoint_every, config.run.workers, progress)
 
 
 def load_data(config: Config, seed: int) -> Federated:

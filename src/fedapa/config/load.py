@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -21,7 +21,15 @@ from fedapa.methods.catalogue import METHODS
 Path_ = tuple[str | int, ...]
 
 
-def load(source: str, changes: Iterable[str] = ()) -> Config:
+class Change(NamedTuple):
+    """A key with another value than the file's, and the words of the command line that ask for it."""
+
+    said: str
+    path: Path_
+    value: Any
+
+
+def load(source: str, changes: Iterable[str | Change] = ()) -> Config:
     """A config from a file or a shipped preset, with ``key.path=value`` changes on top."""
     text, name = _text(source)
     try:
@@ -30,9 +38,9 @@ def load(source: str, changes: Iterable[str] = ()) -> Config:
         raise InputError(f"{name}: not valid TOML: {error}", "see https://toml.io for the syntax") from None
     origin: dict[Path_, str] = {}
     for change in changes:
-        path, value = _change(change)
-        _assign(raw, path, value, change)
-        origin[path] = f"--set {change}"
+        said, path, value = _change(change) if isinstance(change, str) else change
+        _assign(raw, path, value, said)
+        origin[path] = said
     return check(raw, text, name, origin)
 
 
@@ -73,7 +81,7 @@ def _text(source: str) -> tuple[str, str]:
     raise InputError(f"no file and no preset is called {source!r}", f"{hint}`fedapa ls presets` lists them")
 
 
-def _change(change: str) -> tuple[Path_, Any]:
+def _change(change: str) -> Change:
     key, equals, value = change.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {change!r} is not key=value", "for example --set run.rounds=10")
@@ -81,15 +89,15 @@ def _change(change: str) -> tuple[Path_, Any]:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string
-    return tuple(key.strip().split(".")), parsed
+    return Change(f"--set {change}", tuple(key.strip().split(".")), parsed)
 
 
-def _assign(raw: dict[str, Any], path: Path_, value: Any, change: str) -> None:
+def _assign(raw: dict[str, Any], path: Path_, value: Any, said: str) -> None:
     here = raw
     for step in path[:-1]:
         here = here.setdefault(str(step), {})
         if not isinstance(here, dict):
-            raise InputError(f"--set {change}: {step} is a value, not a table", "check the dots of the key")
+            raise InputError(f"{said}: {step} is a value, not a table", "check the dots of the key")
     here[str(path[-1])] = value
 
 
@@ -102,6 +110,9 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             hint = _did_you_mean(method, known)
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
+        if not re.fullmatch(r"\w[\w.+-]*", method):
+            hint = "its run folder is called like it: use letters, digits, - and _"
+            raise _located(text, name, origin, ("method", method), f"{method!r} cannot name a method", hint)
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
         if base not in METHODS:
@@ -126,7 +137,8 @@ def _explain(error: ErrorDetails, path: Path_) -> tuple[str, str]:
         legal = _legal_keys(path[:-1])
         close = get_close_matches(str(path[-1]), legal, 1)
         return f"unknown key {where}", f"did you mean {close[0]}?" if close else f"legal here: {', '.join(legal)}"
-    said = error["msg"][0].lower() + error["msg"][1:]
+    said = error["msg"].removeprefix("Value error, ")
+    said = "it must be a table" if error["type"] == "model_type" else said[0].lower() + said[1:]
     return f"{where} is {error['input']!r}: {said}", "`fedapa cp PRESET FILE` writes a complete example"
 
 
@@ -140,9 +152,7 @@ def _legal_keys(path: Path_) -> list[str]:
     return list(here.model_fields)
 
 
-def _located(
-    text: str, name: str, origin: Mapping[Path_, str], path: Path_, message: str, hint: str
-) -> InputError:
+def _located(text: str, name: str, origin: Mapping[Path_, str], path: Path_, message: str, hint: str) -> InputError:
     for known, change in origin.items():
         if path[: len(known)] == known:
             return InputError(f"{change}: {message}", hint)

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0)]
 
 
 def _as_range(value: Any) -> Any:
     """One share stands for a fixed participation."""
-    return [value, value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value, value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("the lower share comes first")
+    return value
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value} is named twice")
+    return values
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -23,8 +39,10 @@ class DataConfig(Section):
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
     partition: str = Field("dirichlet", description="rule that deals samples to clients, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")
-    alpha: float | None = Field(None, description="Dirichlet concentration (dirichlet, quantity)")
-    classes_per_client: int | None = Field(None, description="classes at every client (pathological, random-classes)")
+    alpha: float | None = Field(None, gt=0, description="Dirichlet concentration (dirichlet, quantity)")
+    classes_per_client: int | None = Field(
+        None, ge=1, description="classes at every client (pathological, random-classes)"
+    )
     min_train: int | None = Field(None, ge=0, description="train sets must be larger than this")
     min_test: int | None = Field(None, ge=0, description="test sets must be larger than this")
     max_redraws: int | None = Field(None, ge=0, description="how often to draw again before giving up")
@@ -55,7 +73,7 @@ class TrainingConfig(Section):
 
 class RunConfig(Section):
     rounds: int = Field(50, ge=1, description="communication rounds")
-    participation: Annotated[tuple[Share, Share], BeforeValidator(_as_range)] = Field(
+    participation: Annotated[tuple[Share, Share], BeforeValidator(_as_range), AfterValidator(_ordered)] = Field(
         (0.6, 1.0), description="share of clients per round: a number, or [low, high] drawn uniformly"
     )
     schedule: Literal["auto", "parallel", "sequential"] = Field("auto", description="auto: what the method asks for")
@@ -66,8 +84,10 @@ class RunConfig(Section):
 
 
 class Config(Section):
-    methods: list[str] = Field(default_factory=lambda: ["local", "fedavg", "fedapa"], min_length=1)
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0], min_length=1)
+    methods: Annotated[list[str], AfterValidator(_distinct)] = Field(
+        default_factory=lambda: ["local", "fedavg", "fedapa"], min_length=1
+    )
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default_factory=lambda: [0], min_length=1)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()

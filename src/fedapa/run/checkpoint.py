@@ -33,7 +33,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     tree = _flatten(checkpoint)
-    header = {"round": str(checkpoint.state.round), "clients": str(len(checkpoint.records)), "digest": digest(tree)}
+    header = {"digest": digest(tree)}
     write_atomically(path, save({k: v.clone() for k, v in tree.items()}, header))  # clients may share a start
     for old in _all(folder)[:-KEEP]:
         old.unlink()
@@ -59,11 +59,17 @@ def read(path: Path) -> Checkpoint:
             header = file.metadata() or {}
             # Copied: at an odd address inside the file, a tensor makes matrix products round differently.
             tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, AttributeError, KeyError) as error:
         raise RunError(f"{path}: not a readable checkpoint ({error})") from error
     if header.get("digest") != digest(tree):
         raise RunError(f"{path}: its content does not match its digest")
-    return _unflatten(tree, int(header["round"]), int(header["clients"]))
+    return _unflatten(tree)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -100,13 +106,15 @@ def _all(folder: Path) -> list[Path]:
 def _flatten(checkpoint: Checkpoint) -> Tree:
     tree = {f"server/{k}": v for k, v in checkpoint.state.server.items()}
     tree["last"] = torch.from_numpy(checkpoint.state.last)
+    tree["position"] = torch.tensor([checkpoint.state.round, len(checkpoint.records)])
     for i, record in enumerate(checkpoint.records):
         tree |= {f"client/{i}/{k}": v for k, v in record.state.items()}
         tree |= {f"memory/{i}/{k}": v for k, v in record.memory.items()}
     return tree
 
 
-def _unflatten(tree: Tree, round: int, clients: int) -> Checkpoint:
+def _unflatten(tree: Tree) -> Checkpoint:
+    round, clients = (int(n) for n in tree["position"])
     server = _under(tree, "server/", tree)
     by_client: list[tuple[list[str], list[str]]] = [([], []) for _ in range(clients)]
     for name in tree:

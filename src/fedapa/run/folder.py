@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,27 +28,39 @@ PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 def create(folder: Path, config: str) -> None:
     """Lay out a run that has not started; its config is what makes a folder a run."""
+    make_folder(folder)
+    if not (folder / CONFIG).exists():
+        checkpoint.write_atomically(folder / CONFIG, config.encode())
+
+
+def make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another --out") from error
-    if (folder / CONFIG).exists():
-        if (folder / CONFIG).read_text(encoding="utf-8") != config:
-            raise InputError(f"{folder} holds a run with another config", "choose another --out, or resume that one")
-        return
-    checkpoint.write_atomically(folder / CONFIG, config.encode())
+        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from error
+    return folder
+
+
+def check_free(folder: Path, config: str) -> None:
+    """A folder may hold this very run, which then goes on, but no other."""
+    if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config.encode():
+        raise InputError(f"{folder} holds a run with another config", "choose another --out, or resume that one")
 
 
 def runs_under(folder: Path) -> list[Path]:
     """The run folders at or right below a folder, in the order of their names."""
-    if (folder / CONFIG).is_file():
+    if _is_run(folder):
         return [folder]
-    return sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    return sorted(path for path in folder.glob("*") if _is_run(path)) if folder.is_dir() else []
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CONFIG, "run.db"))
 
 
 def status(folder: Path) -> str:
     """planned, running (or cut off), failed or finished."""
-    if not (folder / "run.db").is_file():
+    if not ledger.is_begun(folder / "run.db"):
         return "planned"
     with ledger.reading(folder / "run.db") as db:
         return ledger.meta(db).get("status", "planned")
@@ -55,7 +68,7 @@ def status(folder: Path) -> str:
 
 def rounds_done(folder: Path) -> int:
     """Rounds whose numbers are in run.db."""
-    if not (folder / "run.db").is_file():
+    if not ledger.is_begun(folder / "run.db"):
         return 0
     with ledger.reading(folder / "run.db") as db:
         return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
@@ -67,7 +80,11 @@ class RunFolder:
     def __init__(self, folder: Path, rounds: int, every: int = 1) -> None:
         self.folder, self.rounds, self.every = folder, rounds, every
         self._lock = _lock(folder)
-        self.ledger = ledger.Ledger(folder / "run.db")
+        try:
+            self.ledger = ledger.Ledger(folder / "run.db")
+        except RunError:
+            self._lock.close()
+            raise
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[Path] | None = None
         self._transport: Transport | None = None
@@ -75,6 +92,9 @@ class RunFolder:
     def begin(self, transport: Transport, state: State, data: Federated, meta: dict[str, str]) -> State:
         """Describe the run and go on from its last checkpoint, if there is one."""
         self._transport = transport
+        self._check_same(meta)
+        for place in (self.folder, self.folder / "checkpoints"):
+            checkpoint.sweep(place)
         found = checkpoint.newest(self.folder / "checkpoints")
         if found is not None:
             if len(found.records) != len(data.clients):
@@ -86,6 +106,10 @@ class RunFolder:
         self.ledger.describe(meta, _client_rows(data))
         self._note_session(state.round)
         return state
+
+    def earlier(self) -> list[RoundLog]:
+        """The rounds that were played before this session."""
+        return self.ledger.logs()
 
     def __call__(self, log: RoundLog, state: State) -> None:
         assert self._transport is not None
@@ -99,7 +123,7 @@ class RunFolder:
 
     def finish(self) -> None:
         self._settle()
-        self.ledger.describe({"status": "finished", "finished": _now()}, [])
+        self.ledger.describe({"status": "finished", "finished": _now(), "reason": ""}, [])
 
     def close(self) -> None:
         try:
@@ -110,8 +134,19 @@ class RunFolder:
             self._lock.close()
 
     def fail(self, reason: str) -> None:
-        self.ledger.describe({"status": "failed", "reason": reason}, [])
-        self._say(f"failed: {reason}")
+        """Note why; on a full disk even that may not work, and then the first reason is the one to tell."""
+        with suppress(RunError):
+            self.ledger.describe({"status": "failed", "reason": reason}, [])
+            self._say(f"failed: {reason}")
+
+    def _check_same(self, meta: dict[str, str]) -> None:
+        """A folder goes on with the run that it holds, and with no other."""
+        for key, was in self.ledger.meta().items():
+            if key != "status" and meta.get(key, was) != was:
+                raise InputError(
+                    f"{self.folder} holds another run: its {key} is {was}, not {meta[key]}",
+                    "choose another folder, or go on with what that run was started with",
+                )
 
     def _save(self, point: Checkpoint) -> None:
         """Beside the next round's training; states are never changed in place, unless the server's is too large."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedapa.errors import InputError, RunError
 from fedapa.run.evaluate import Counts, Summary, summarise
-from fedapa.run.loop import RoundLog
+from fedapa.run.loop import Event, RoundLog
 
 SCHEMA = """
+BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS client (
     client INTEGER PRIMARY KEY, name TEXT NOT NULL, train INTEGER NOT NULL, test INTEGER NOT NULL,
@@ -34,6 +37,7 @@ CREATE TABLE IF NOT EXISTS watched (
     round INTEGER NOT NULL, name TEXT NOT NULL, shape TEXT NOT NULL, float32 BLOB NOT NULL, PRIMARY KEY (round, name));
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
+COMMIT;
 """
 PER_ROUND = ("round", "accuracy", "client_round", "watched", "event")
 # What a resumed run repeats bit for bit; the other columns are times.
@@ -46,11 +50,15 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         try:
             self._db = sqlite3.connect(path)
+        except sqlite3.Error as error:
+            raise RunError(f"cannot open {path}: {error}", "is the folder read-only?") from error
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(SCHEMA)
         except sqlite3.Error as error:
-            raise RunError(f"cannot write {path}: {error}", "is the disk full or the folder read-only?") from error
+            self._db.close()
+            raise RunError(f"cannot write {path}: {error}", "is it damaged, or the disk full or read-only?") from error
 
     def describe(self, meta: Mapping[str, str], clients: list[tuple[int, str, int, int, int, str]]) -> None:
         with self._writing():
@@ -74,7 +82,16 @@ class Ledger:
             for event in log.events:
                 self._db.execute("INSERT INTO event (round, client, kind, text) VALUES (?, ?, ?, ?)", event)
 
+    def meta(self) -> dict[str, str]:
+        return meta(self._db)
+
+    def logs(self) -> list[RoundLog]:
+        return logs(self._db)
+
     def close(self) -> None:
+        """Leave one plain file behind, readable on read-only media too; a reader at work may prevent that."""
+        with suppress(sqlite3.Error):
+            self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
     @contextmanager
@@ -120,14 +137,23 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only view of a finished or running run."""
     if not path.is_file():
         raise InputError(f"{path} does not exist", "name a run folder; `fedapa run` makes one")
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
-        db.execute("SELECT 1 FROM meta LIMIT 1")
-        yield db
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            db.execute("SELECT 1 FROM meta LIMIT 1")
+            yield db
     except sqlite3.DatabaseError as error:
         raise InputError(f"{path} is not a readable run.db: {error}", "restore it, or run again") from error
-    finally:
-        db.close()
+
+
+def is_begun(path: Path) -> bool:
+    """Is there a run.db with tables? A process killed while it made the file leaves an empty one."""
+    if not path.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    except sqlite3.DatabaseError:
+        return True  # damaged rather than empty: whoever reads it says so
 
 
 def meta(db: sqlite3.Connection) -> dict[str, str]:
@@ -154,6 +180,31 @@ def bytes_per_visit(db: sqlite3.Connection) -> float:
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
     return db.execute("SELECT round, client, kind, text FROM event ORDER BY id").fetchall()
+
+
+def logs(db: sqlite3.Connection) -> list[RoundLog]:
+    """The rounds as the loop told them, but for the order of the clients within one."""
+    found = {}
+    for t, clients, training, server in db.execute(
+        "SELECT round, seconds - server_seconds, training_seconds, server_seconds FROM round ORDER BY round"
+    ):
+        found[t] = RoundLog(t, [], seconds={"clients": clients, "server": server, "training": training})
+        rows = db.execute("SELECT * FROM client_round WHERE round=? ORDER BY client", (t,)).fetchall()
+        _fill(found[t], rows)
+    for event in events(db):
+        found[event[0]].events.append(Event(*event))
+    for t, name, shape, blob in db.execute("SELECT round, name, shape, float32 FROM watched"):
+        found[t].watched[name] = torch.frombuffer(bytearray(blob), dtype=torch.float32).reshape(json.loads(shape))
+    return list(found.values())
+
+
+def _fill(log: RoundLog, rows: list[tuple[Any, ...]]) -> None:
+    log.trained = [row[1] for row in rows if row[2]]
+    log.down_bytes = {row[1]: row[3] for row in rows if row[3]}
+    log.up_bytes = {row[1]: row[4] for row in rows if row[4]}
+    log.client_seconds = {row[1]: row[5] for row in rows if row[5]}
+    if rows and rows[0][6] is not None:
+        log.before, log.after = (np.array([row[k : k + 4] for row in rows], dtype=np.int64) for k in (6, 10))
 
 
 def numbers(path: Path) -> dict[str, list[tuple[Any, ...]]]:

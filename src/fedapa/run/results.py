@@ -59,7 +59,7 @@ def load(folder: Path) -> list[RunResult]:
 
 
 def read(folder: Path) -> RunResult | None:
-    if not (folder / "run.db").is_file():
+    if not ledger.is_begun(folder / "run.db"):
         return None
     with ledger.reading(folder / "run.db") as db:
         about = ledger.meta(db)
@@ -116,7 +116,8 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> di
         phases = [getattr(run, name) for run in mine]
         row |= {f"{name}_{key}": _mean([getattr(p, key) for p in phases]) for key in ("last", "tail", "best")}
         row[f"{name}_sd"] = float(np.std([p.last for p in phases], ddof=1)) if len(phases) > 1 else None
-        row[f"{name}_selected"] = None if phases[0].selected is None else _mean([p.selected for p in phases])
+        selected = [p.selected for p in phases if p.selected is not None]
+        row[f"{name}_selected"] = _mean(selected) if len(selected) == len(phases) else None
     row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
     row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
     row["gain"] = [int(sum((g == sign).sum() for g in compared)) for sign in (1, 0, -1)] if compared else None
