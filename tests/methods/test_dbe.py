@@ -49,8 +49,9 @@ def lenet_task() -> Task:
 def ready(task, method):
     """A server past its initialisation, and a client with a bias."""
     server, client = method.init(task, 0)
-    server = {**server, "mean": torch.linspace(0, 1, 64), "ready": torch.ones(1)}
-    return server, {**client, "b": torch.linspace(-0.1, 0.1, 64)}
+    mean = torch.linspace(0, 1, 64)
+    server = {**server, "mean": mean, "ready": torch.ones(1), "told": torch.ones(3)}
+    return server, {**client, "b": torch.linspace(-0.1, 0.1, 64), "mean": mean}
 
 
 def test_the_first_round_finds_the_mean_and_discards_the_models():
@@ -64,8 +65,10 @@ def test_the_first_round_finds_the_mean_and_discards_the_models():
     assert new["ready"].item() == 1
     for trained, _, up in visits:
         assert trained["b"].abs().max() == 0
-        assert not torch.equal(up["omega"], server["omega"])
-    kept = DBE(keep_first=True).absorb(task, server, [0, 2], [v[1] for v in visits], [v[2] for v in visits])
+        assert set(up) == {"n", "mean"}  # the models are not even sent
+    keeping = DBE(keep_first=True)
+    visits = [visit(keeping, task, server, client, i) for i in (0, 2)]
+    kept = keeping.absorb(task, server, [0, 2], [v[1] for v in visits], [v[2] for v in visits])
     assert not torch.equal(kept["omega"], server["omega"])
     assert torch.equal(kept["mean"], new["mean"])
 
@@ -95,8 +98,37 @@ def test_two_steps_by_plain_autograd(mu):
         params = {k: v - 0.02 * g for (k, v), g in zip(params.items(), slopes, strict=True)}
     for name in names:
         assert torch.allclose(trained[name], params[name], atol=1e-6)
-    assert torch.allclose(up["mean"], m, atol=1e-6)
+    assert set(up) == {"omega", "n"}
     assert not torch.allclose(trained["b"], client["b"])
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.3])
+def test_the_running_mean_of_the_first_round_by_plain_autograd(mu):
+    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, mu=mu), make_data()[0]
+    server, client = method.init(task, 0)
+    _, _, up = visit(method, task, server, client, 0)
+    params, m = {k: client[k].clone() for k in ("theta", "phi")}, torch.zeros(64)
+    for _ in range(2):
+        params = {k: v.detach().requires_grad_() for k, v in params.items()}
+        z = task.features(params, data.x)
+        m = (1 - mu) * m.detach() + mu * z.mean(0)
+        slopes = torch.autograd.grad(F.cross_entropy(task.logits(params, z), data.y), list(params.values()))
+        params = {k: v - 0.02 * g for (k, v), g in zip(params.items(), slopes, strict=True)}
+    assert torch.allclose(up["mean"], m.detach(), atol=1e-6)
+
+
+def test_everybody_is_told_the_mean_once_also_who_missed_a_round():
+    task, method = make_task(epochs=1), DBE()
+    server, client = method.init(task, 0)
+    assert set(method.send(task, server, 1)) == {"omega", "phase"}
+    server = play(method, task, server, client, [0, 2])
+    assert all("mean" in method.send(task, server, i) for i in range(3))
+    told, down, up = visit(method, task, server, client, 0, 1)
+    assert torch.equal(told["mean"], server["mean"])
+    server = method.absorb(task, server, [0], [down], [up])
+    assert [("mean" in method.send(task, server, i)) for i in range(3)] == [False, True, True]
+    again, _, _ = visit(method, task, server, told, 0, 2)
+    assert torch.equal(again["mean"], server["mean"])  # remembered, not sent
 
 
 def test_the_mean_regularisation_has_a_gradient():
@@ -149,5 +181,10 @@ def test_bytes():
     server, client = method.init(task, 0)
     data = Split(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
     _, down, up = visit(method, task, server, client, 0, data=data)
-    assert count_bytes(down) == 4 * 62_006 + 4 * (84 + 1)  # FedAvg + mean and flag
-    assert count_bytes(up) == 4 * 62_006 + 4 + 4 * 84  # FedAvg + n + mean
+    assert (count_bytes(down), count_bytes(up)) == (4 * 62_006 + 4, 4 * (84 + 1))  # a flag; the mean and n
+    server = method.absorb(task, server, [0], [down], [up])
+    _, down, up = visit(method, task, server, client, 0, data=data)
+    assert (count_bytes(down), count_bytes(up)) == (4 * 62_006 + 4 * 85, 4 * 62_006 + 4)  # once: the mean
+    server = method.absorb(task, server, [0], [down], [up])
+    _, down, up = visit(method, task, server, client, 0, data=data)
+    assert (count_bytes(down), count_bytes(up)) == (4 * 62_006 + 4, 4 * 62_006 + 4)  # FedAvg, a flag and n

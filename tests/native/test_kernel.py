@@ -532,6 +532,9 @@ def test_bad_indices_and_labels_are_refused() -> None:
         z[5] = label
         with pytest.raises(ValueError, match=r"outside 0\.\.2"):
             kernel.train(theta, phi, x, z, *packed([torch.arange(8)]), lr_theta=0.1)
+        with pytest.raises(ValueError, match=r"outside 0\.\.2"):
+            kernel.count_correct(theta, phi, x, z)
+        assert kernel.count_correct(theta, phi, x, z, range(5)) <= 5
 
 
 def test_bad_tensors_are_refused() -> None:

@@ -249,7 +249,7 @@ mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
 possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
 willow_tree wolf woman worm
-"""  # noqa: E501
+"""
 
 
 def _numbered(suffix: str) -> tuple[str, ...]:

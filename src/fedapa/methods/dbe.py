@@ -3,10 +3,10 @@
 First round, the initialisation phase (``ready`` = 0): plain local training that tracks the running mean of
         features m <- (1 - mu) m + mu mean_batch(z), from m = 0; the server averages the m_i by samples to the
         consensus mean, which stays for ever, and discards the trained models
-Down    omega, mean, ready
+Down    omega, and the mean once to every client
 Client  logits = head(z + b_i); cross-entropy + kappa * mean_d 1/2 (m - mean)^2 with m as above, again from 0,
         and a gradient through the current batch only; b_i is trained along, starts at 0 and never leaves
-Up      omega_i, n_i, m_i
+Up      omega_i, n_i; in the first round m_i, n_i
 Server  omega <- sum_i n_i omega_i / sum_i n_i over the clients that answered
 
 Deviations:
@@ -15,8 +15,8 @@ Deviations:
 - The authors let all clients take part in the initialisation. Here it is the first round with whoever
   answers, so of T rounds T - 1 train the global model; ``keep_first=True`` keeps the models of that round
   too.
-- Mean and flag travel in every message, so that shapes are static: d + 1 floats more than FedAvg down, d up
-  (340 and 336 bytes beside 248,024 on LeNet-5); a wire could send them once.
+- The server remembers whom it told the mean (whose first upload after it was accepted); who missed a round is told
+  later. A flag of one float in every message says which of the three phases it is.
 - b_i has the rate and the momentum of everything else. ``train_bias=False`` freezes it.
 - Evaluated: the global omega with the client's own b_i, before local training.
 - Idle clients keep b_i; who missed the first round gets the same mean as all others; who never trained has
@@ -26,7 +26,8 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +39,13 @@ from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Batch, Task
 
+FINDING, TELLING = 0, 1  # phases of a message: the mean is being found, is told now; 2: was told before
+
 
 @dataclass(frozen=True)
 class DBE(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("kappa",)
+
     kappa: float = hyper(50.0, "strength of the mean regularisation", 0.0, source="authors' run script")
     mu: float = hyper(1.0, "share of the batch in the running mean", 0.0, 1.0, source="authors' run script")
     train_bias: bool = hyper(True, "train the bias vector; off leaves it at 0")
@@ -53,33 +58,48 @@ class DBE(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         server = {"omega": task.join(theta, phi), "mean": torch.zeros(task.d), "ready": torch.zeros(1)}
-        return server, {"theta": theta, "phi": phi, "b": torch.zeros(task.d)}
+        client = {"theta": theta, "phi": phi, "b": torch.zeros(task.d), "mean": torch.zeros(task.d)}
+        return {**server, "told": torch.zeros(task.clients)}, client
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        return dict(server)
+        phase = server["ready"] * (1 + server["told"][[i]])
+        down = {"omega": server["omega"], "phase": phase}
+        return {**down, "mean": server["mean"]} if phase == TELLING else down
+
+    def phase(self, down: Tree) -> int:
+        return int(down["phase"])
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
-        return {**client, **task.parts(down["omega"])}
+        return {**client, **task.parts(down["omega"]), "mean": down.get("mean", client["mean"])}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         given = {
-            "mean": down["mean"], "ready": down["ready"],
+            "mean": client["mean"], "ready": (down["phase"] > FINDING).float(),
             "kappa": torch.tensor(self.kappa), "mu": torch.tensor(self.mu), "b": client["b"],
         }  # fmt: skip
-        params = client if self.train_bias else {k: client[k] for k in ("theta", "phi")}
+        params = {k: client[k] for k in ("theta", "phi", "b") if self.train_bias or k != "b"}
         trained = local.sgd(debiased, params, given=given, carry={"m": torch.zeros(task.d)})
         client = {k: trained.get(k, client[k]) for k in client}
-        return client, {**upload(task, client, local), "mean": trained["m"]}
+        up = upload(task, client, local)
+        if down["phase"] > FINDING:
+            return client, up
+        return client, {**up, "mean": trained["m"]} if self.keep_first else {"n": up["n"], "mean": trained["m"]}
 
     def absorb(
         self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
     ) -> Tree:
-        ready = bool(server["ready"] > 0)
+        ready, told = bool(server["ready"] > 0), server["told"].clone()
+        if ready:
+            told[list(ids)] = 1.0
         return {
             "omega": sample_mean(ups, "omega") if ready or self.keep_first else server["omega"],
             "mean": server["mean"] if ready else sample_mean(ups, "mean"),
             "ready": torch.ones(1),
+            "told": told,
         }
+
+    def limits(self) -> dict[str, Method]:
+        return {"fedavg": replace(self, kappa=0.0, train_bias=False, keep_first=True)}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.logits(client, task.features(client, x) + client["b"])

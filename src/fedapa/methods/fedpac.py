@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,8 @@ SMALL = 1e-3  # QP weights below this are dropped
 
 @dataclass(frozen=True)
 class FedPAC(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+
     lam: float = hyper(1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5")
     head_epochs: int = hyper(1, "epochs of the head, before the extractor's", 0, source="paper, section 5")
     head_lr: float = hyper(0.1, "learning rate of the head's epochs", 0.0, source="authors' code")

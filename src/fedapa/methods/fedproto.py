@@ -26,8 +26,8 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,8 @@ from fedapa.task.task import Batch, Task
 
 @dataclass(frozen=True)
 class FedProto(Method):
+    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+
     lam: float = hyper(1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)")
     inference: Literal["head", "global_prototype", "own_classes", "own_prototype"] = hyper(
         "head", "predict by the head or by the nearest prototype of some kind"
@@ -77,6 +79,9 @@ class FedProto(Method):
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).float()
         means, seen = proto.refreshed(server["prototypes"], server["counts"], sums.sum(0), counts.sum(0))
         return {"prototypes": means, "counts": seen}
+
+    def limits(self) -> dict[str, Method]:
+        return {"local": replace(self, lam=0.0)}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

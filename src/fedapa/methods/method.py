@@ -57,6 +57,10 @@ class Method(ABC):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         """Logits of the personalized model, as used on site."""
 
+    def phase(self, down: Tree) -> int:
+        """Messages of one phase have the same shapes. One phase is the rule; DBE's first round differs."""
+        return 0
+
     def watch(self, server: Tree) -> Tree:
         """Small parts of the server's state worth keeping for every round, such as FedAPA's weights."""
         return {}

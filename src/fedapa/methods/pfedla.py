@@ -28,7 +28,7 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -94,6 +94,14 @@ class PFedLA(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+        """1/2 |returned - mixed|^2 with the mixed models held still."""
+        sent = self.send(task, {"omega": old["omega"], "psi": new["psi"]}, i)["omega"]
+        return 0.5 * (up["omega"] - sent).square().sum()
+
+    def bare(self) -> PFedLA:
+        return replace(self, hn_lr=1e-7, private_layers=0)
 
     def _alpha(self, task: Task, psi: Tensor, ids: Tensor) -> Tensor:
         """[S, L, M] mixing weights of some clients."""

@@ -1395,6 +1395,9 @@ API int fedapa_evaluate(const void* plan, void* workspace, const float* theta, c
         Data d{x, is_u8, total, index, start};
         const int status = check_index(d, n);
         if (status != OK) return status;
+        if (correct)
+            for (int64_t i = 0; i < n; ++i)
+                if (y[d.at(i)] < 0 || y[d.at(i)] >= p.classes) return static_cast<int>(BAD_LABEL);
         const bool head = logits || correct;
         i8x odd = splat_i(0);
         int64_t hits = 0;

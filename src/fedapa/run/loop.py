@@ -122,17 +122,39 @@ def draw(plan: Plan, clients: int, t: int) -> list[int]:
     return [int(i) for i in random.choice(clients, count, replace=False)]
 
 
-def expected_upload(method: Method, task: Task, sample: torch.Tensor) -> Tree:
-    """A sound upload to compare others with, from a dry visit to a client with one blank sample."""
-    task = replace(task, training=replace(task.training, epochs=0), donate=False)
-    server, client = method.init(task, 0)
-    local = Local(task, 0, 0, 0, Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64)))
-    down = method.send(task, server, 0)
-    return method.train(task, method.receive(task, client, down, local), down, local)[1]
+class Expected:
+    """What a sound upload looks like, from a dry visit to a client with one blank sample; one for every phase."""
+
+    def __init__(self, method: Method, task: Task, sample: torch.Tensor) -> None:
+        self._method = method
+        self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
+        self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64))
+        self._known: dict[int, Tree] = {}
+
+    def upload(self, down: Tree) -> Tree:
+        """The upload that answers ``down``: names, shapes and dtypes are what counts."""
+        phase = self._method.phase(down)
+        if phase not in self._known:
+            _, client = self._method.init(self._task, 0)
+            local = Local(self._task, 0, 0, 0, self._data)
+            state = self._method.receive(self._task, client, down, local)
+            self._known[phase] = self._method.train(self._task, state, down, local)[1]
+        return self._known[phase]
+
+    def exchanges(self, rounds: int) -> list[tuple[Tree, Tree]]:
+        """What client 0 receives and sends in its first rounds, played dry; the last is the steady state."""
+        server, _ = self._method.init(self._task, 0)
+        found = []
+        for _ in range(rounds):
+            down = self._method.send(self._task, server, 0)
+            up = self.upload(down)
+            server = self._method.absorb(self._task, server, [0], [down], [up])
+            found.append((down, up))
+        return found
 
 
 def run(
-    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, sink: Sink
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, sink: Sink
 ) -> State:
     """Play all rounds that are left."""
     schedule = method.schedule if plan.schedule == "auto" else plan.schedule
@@ -145,7 +167,7 @@ def run(
 
 
 def play_parallel(
-    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, log: RoundLog
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, log: RoundLog
 ) -> State:
     """All clients of the round see the same server."""
     begin = time.perf_counter()
@@ -161,7 +183,7 @@ def play_parallel(
 
 
 def play_sequential(
-    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Tree, log: RoundLog
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, log: RoundLog
 ) -> State:
     """Every client sees what the ones before it left; idle clients are shown the server as the round began."""
     begin = time.perf_counter()
@@ -199,11 +221,11 @@ def _learn(
     ids: Sequence[int],
     sent: Sent,
     replies: dict[int, Reply],
-    like: Tree,
+    like: Expected,
     log: RoundLog,
 ) -> Tree:
     """Let the server absorb the sound uploads of ``ids``; the others are logged and leave no trace."""
-    sound = [i for i in ids if _is_sound(task, i, replies.get(i), like, log)]
+    sound = [i for i in ids if _is_sound(task, i, replies.get(i), sent, like, log)]
     transport.commit(sound)
     log.trained = [i for i in log.trained if i in set(sound) or i not in set(ids)]
     log.down_bytes |= {i: sent.bytes[i] for i in ids if i in sent.bytes}
@@ -220,11 +242,11 @@ def _learn(
     return server
 
 
-def _is_sound(task: Task, i: int, reply: Reply | None, like: Tree, log: RoundLog) -> bool:
+def _is_sound(task: Task, i: int, reply: Reply | None, sent: Sent, like: Expected, log: RoundLog) -> bool:
     if reply is None or reply.up is None:
         log.events.append(Event(log.round, i, "absent", f"{task.name(i)} did not answer"))
         return False
-    if fault := reply.fault or find_fault(reply.up, like):
+    if fault := reply.fault or find_fault(reply.up, like.upload(sent.to(i))):
         log.events.append(Event(log.round, i, "refused", f"{task.name(i)} refused: {fault}"))
         return False
     return True
@@ -238,8 +260,8 @@ def _close(
     last = state.last.copy()
     trained, blank = set(log.trained), Score(0, 0)
     for i, reply in replies.items():
-        if reply.after is not None and (i in trained or reply.up is None):
-            last[i] = reply.after
+        if i in trained or (reply.after is not None and reply.up is None):
+            last[i] = -1 if reply.after is None else reply.after  # trained and not looked at: not yet known
     if any(reply.before is not None for reply in replies.values()):
         shown = [replies[i].before if i in replies else None for i in range(task.clients)]
         log.before = np.array([row or blank for row in shown], dtype=np.int64)

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedapa.core.tree import Tree, count_bytes
+from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
-from fedapa.errors import FedapaError, InputError
+from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
 from fedapa.native import Kernel, available, shape_of
 from fedapa.run import loop
@@ -91,17 +91,19 @@ def simulate(
     torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
     state, client = loop.start(method, task, plan.seed)
     transport = InProcess(method, task, data, plan.seed, client, workers)
-    like = loop.expected_upload(method, task, data.clients[0].train.x[0])
+    like = loop.Expected(method, task, data.clients[0].train.x[0])
     logs: list[RoundLog] = []
     if folder is None:
         state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress))
         return Result(method, task, logs, state, transport.records())
     keeper = RunFolder(folder, plan.rounds, checkpoint_every)
     try:
-        state = keeper.begin(transport, state, data, {**(meta or {}), "status": "running"})
+        about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
+        state = keeper.begin(transport, state, data, about)
+        logs += keeper.earlier()
         state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper))
         keeper.finish()
-    except FedapaError as error:
+    except RunError as error:
         keeper.fail(error.message)
         raise
     finally:
@@ -109,10 +111,14 @@ def simulate(
     return Result(method, task, logs, state, transport.records())
 
 
+def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
+    """What must not change between two sessions of one run, or its numbers mean nothing."""
+    return {"method": repr(method), "training": repr(task.training), "plan": repr(plan), "start": digest(client)[:16]}
+
+
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:
-    """What one client receives and sends in one round, as trees."""
-    server, _ = method.init(task, 0)
-    return method.send(task, server, 0), loop.expected_upload(method, task, sample)
+    """What one client receives and sends in one round, as trees, once the first rounds are over."""
+    return loop.Expected(method, task, sample).exchanges(3)[-1]
 
 
 def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:

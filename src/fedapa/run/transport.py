@@ -93,9 +93,7 @@ def visit(
 class InProcess:
     """All clients in this process, several at a time, the largest first; results do not depend on either."""
 
-    def __init__(
-        self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0
-    ) -> None:
+    def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
         self.method, self.task, self.data, self.seed = method, task, data, seed
         self.workers = 1 if task.model.stochastic else workers or available_cores()
         self._records = [Record(client, {}) for _ in data.clients]

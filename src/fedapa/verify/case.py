@@ -71,8 +71,13 @@ class Case:
         return make_task(self.data, model, training, ROUNDS, str(len(model) - 1), engine=self.engine)
 
     @cached_property
-    def like(self) -> Tree:
-        return loop.expected_upload(self.method, self.task, self.data.clients[0].train.x[0])
+    def like(self) -> loop.Expected:
+        return loop.Expected(self.method, self.task, self.data.clients[0].train.x[0])
+
+    @cached_property
+    def exchanges(self) -> list[tuple[Tree, Tree]]:
+        """What a client receives and sends in its first rounds."""
+        return self.like.exchanges(3)
 
     def plan(self, rounds: int = ROUNDS) -> Plan:
         return Plan(rounds, (0.5, 1.0), self.schedule, seed=7)
