@@ -40,7 +40,8 @@ METHODS: dict[str, Entry] = {
     "fedphp": Entry("FedPHP", "fedphp:FedPHP", 2021, "inherited private model", "ω", "ω, n", "li2021fedphp", 484.4),
     "fedamp": Entry("FedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4),
     "fedamp-heur": Entry(
-        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4, {"attention": "heuristic"}
+        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4,
+        {"attention": "heuristic"},
     ),
     "apple": Entry(
         "APPLE", "apple:APPLE", 2022, "relationship vector", "all other cores", "own core", "luo2022", 4844.2

@@ -54,7 +54,8 @@ PAPERS: dict[str, Paper] = {
     ),
     "shamsian2021": Paper(
         "Aviv Shamsian and Aviv Navon and Ethan Fetaya and Gal Chechik",
-        "Personalized Federated Learning using Hypernetworks", "International Conference on Machine Learning (ICML)", 2021,
+        "Personalized Federated Learning using Hypernetworks",
+        "International Conference on Machine Learning (ICML)", 2021,
     ),
     "luo2022": Paper(
         "Jun Luo and Shandong Wu",

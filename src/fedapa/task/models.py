@@ -218,7 +218,8 @@ class SplitModel:
                 logits = whole(sample)
             except RuntimeError as error:
                 shape = list(sample.shape[1:])
-                raise InputError(f"the model cannot take samples of shape {shape}: {error}", "check its input") from None
+                why = f"the model cannot take samples of shape {shape}: {error}"
+                raise InputError(why, "check its first layer") from None
             z = extractor(sample)
             if not _is_head(head, z, logits):
                 raise InputError(

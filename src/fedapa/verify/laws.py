@@ -111,7 +111,8 @@ def everything_trainable_moves(case: Case) -> str:
         weaker = case.with_method(replace(case.method, **{name: 0.0}))
         gap = _gap(case.usual(), weaker.run())
         if not gap > 1e-7:
-            raise Broken(f"{name} = {getattr(case.method, name)} and {name} = 0 train the same models (within {gap:.2g})")
+            value = getattr(case.method, name)
+            raise Broken(f"{name} = {value} and {name} = 0 train the same models (within {gap:.2g})")
     start, end = case.run(1).server, case.usual().server
     first = case.method.init(case.task, 7)[0]
     stuck = [k for k in end if digest({k: first[k]}) == digest({k: end[k]}) == digest({k: start[k]})]
@@ -147,7 +148,7 @@ def what_was_sent_arrives(case: Case) -> str:
             changes = (leaf + 0.5, torch.zeros_like(leaf), -leaf)
             gap = max(_difference(plain, _visit(case, done, {**down, name: change})[0]) for change in changes)
             if not gap > 1e-7:
-                raise Broken(f"changing {name} of what was sent changes nothing at the client")
+                raise Broken(f"{name} of what was sent moved, zeroed or negated moves the client by {gap:.2g}")
     if case.method.adapts:
         return f"{len(down)} tensors, adapted on arrival"
     for name, leaf in down.items():
@@ -270,11 +271,11 @@ def _last(outcome: Outcome) -> Counts:
 
 
 def _twice(what: str, call: Callable[[], Tree], *arguments: Tree) -> Tree:
-    before = [digest(tree) for tree in arguments]
+    before = [clone(tree) for tree in arguments]
     first, second = call(), call()
     for tree, known in zip(arguments, before, strict=True):
-        if digest(tree) != known:
-            raise Broken(f"{what} changes one of its arguments (parts {', '.join(tree)})")
+        if digest(tree) != digest(known):
+            raise Broken(f"{what} changes one of its arguments ({', '.join(tree)}) by {_difference(tree, known):.2g}")
     if digest(first) != digest(second):
         raise Broken(f"{what} answers differently the second time, by {distance(first, second):.2g}")
     return first
@@ -322,8 +323,10 @@ def _difference(one: Tree, other: Tree) -> float:
 def _check_start(task: Task, name: str, leaf: Tensor, starts: list[Tree]) -> None:
     vectors = [v.reshape(-1) for start in starts for v in start.values()]
     vectors += [task.join(s["theta"], s["phi"]) for s in starts if "theta" in s and "phi" in s]
-    if not any(v.numel() == leaf.numel() and torch.equal(v, leaf.reshape(-1)) for v in vectors):
-        raise Broken(f"no training of the client starts from {name} as it was sent")
+    gaps = [float((v - leaf.reshape(-1)).abs().max()) for v in vectors if v.numel() == leaf.numel()]
+    if min(gaps, default=float("inf")) > 0:
+        nearest = min(gaps, default=float("inf"))
+        raise Broken(f"no training of the client starts from {name} as it was sent; the nearest is {nearest:.2g} away")
 
 
 def _value(method: Method, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> float:

@@ -1,0 +1,93 @@
+"""What the tests of commands and runs share: the command itself, a small config, small data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+COMMAND = Path(sys.executable).with_name("fedapa")
+
+SMALL = """\
+methods = ["fedapa", "fedavg", "local"]
+
+[data]
+source = "digits"
+partition = "dirichlet"
+alpha = 0.5
+clients = 4
+min_train = 20
+min_test = 2
+
+[model]
+name = "mlp"
+
+[training]
+lr = 0.1
+batch = 32
+epochs = 1
+
+[run]
+rounds = 3
+"""
+
+
+class Answer(NamedTuple):
+    """What a command said, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A config of three methods that takes a second."""
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def fedapa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """The command, called in this process (a process of its own takes seconds to load PyTorch)."""
+    from fedapa.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedapa", *map(str, words)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Answer(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Call:
+    """The command as a real process with its output in pipes."""
+
+    def call(*words: object, **environment: str) -> Answer:
+        done = subprocess.run(
+            [COMMAND, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return call

@@ -1,0 +1,112 @@
+"""run.db: readable by anything, one transaction per round, the numbers of a run and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import TESTS, Toy, play, rights, toy_data
+
+from fedapa.errors import InputError, RunError
+from fedapa.run import folder, ledger
+from fedapa.run.loop import Plan
+
+COLUMNS = {
+    "meta": ["key", "value"],
+    "client": ["client", "name", "train", "test", "validation", "labels"],
+    "round": ["round", "trained", "down_bytes", "up_bytes", "seconds", "training_seconds", "server_seconds"],
+    "accuracy": ["round", "phase", "data", "pooled", "mean", "std", "worst", "worst10"],
+    "client_round": [
+        "round", "client", "trained", "down_bytes", "up_bytes", "seconds", "before_correct", "before_total",
+        "before_valid_correct", "before_valid_total", "after_correct", "after_total", "after_valid_correct",
+        "after_valid_total",
+    ],
+    "watched": ["round", "name", "shape", "float32"],
+    "event": ["id", "round", "client", "kind", "text"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    play(Toy(nan=(3,)), toy_data(), Plan(3, (1.0, 1.0), evaluate_every=2), folder=tmp_path, meta={"label": "toy"})
+    return tmp_path / "run.db"
+
+
+def test_the_schema(run: Path) -> None:
+    with closing(sqlite3.connect(run)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        found = {table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")] for table in tables}
+    assert found == COLUMNS
+
+
+def test_rows_by_hand(run: Path) -> None:
+    found = ledger.numbers(run)
+    assert found["client"] == [(i, str(i), 2, sum(TESTS[i]), 0, "1,1,0,0,0") for i in range(4)]
+    assert found["round"] == [(t, 3, 4 * 28, 3 * 4) for t in range(3)]
+    assert [row[:3] for row in found["accuracy"]] == [(t, p, "test") for t in (0, 2) for p in ("after", "before")]
+    assert found["event"] == [(t, 3, "refused", "client 3 refused: w holds NaN") for t in range(3)]
+    rows = {row[:2]: row[2:] for row in found["client_round"]}
+    assert rows[2, 1] == (1, 28, 4, rights(1, 3), 10, 0, 0, rights(1, 4), 10, 0, 0)
+    assert rows[1, 1] == (1, 28, 4, *[None] * 8)  # not evaluated
+    assert rows[0, 3][:3] == (0, 28, 0)  # refused
+    assert found["watched"] == [(t, "w", "[1]", np.float32([t + 1]).tobytes()) for t in range(3)]
+
+
+def test_a_finished_run_is_one_plain_file(run: Path) -> None:
+    assert [path.name for path in run.parent.glob("run.db*")] == ["run.db"]
+    with ledger.reading(run) as db:
+        about = ledger.meta(db)
+        assert about["status"] == "finished"
+        assert about["label"] == "toy"
+        assert ledger.bytes_per_visit(db) == 32
+        assert ledger.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
+        assert [t for t, _ in ledger.curve(db, "after")] == [0, 2]
+
+
+def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:
+    told = play(Toy(nan=(3,)), toy_data(), Plan(3, evaluate_every=2), folder=tmp_path).logs
+    with ledger.reading(tmp_path / "run.db") as db:
+        found = ledger.logs(db)
+    for a, b in zip(told, found, strict=True):
+        assert (a.round, sorted(a.trained), a.down_bytes, a.up_bytes) == (b.round, b.trained, b.down_bytes, b.up_bytes)
+        assert a.events == b.events
+        assert a.watched == b.watched
+        assert a.seconds == pytest.approx(b.seconds)
+        np.testing.assert_array_equal(a.before, b.before)
+        np.testing.assert_array_equal(a.after, b.after)
+
+
+def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:
+    seen = []
+
+    def look(log: object) -> None:
+        with ledger.reading(tmp_path / "run.db") as db:
+            seen.append(len(ledger.curve(db, "after")))
+
+    play(Toy(), toy_data(), Plan(3), folder=tmp_path, progress=look)
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\0" + bytes(5000)])
+def test_garbage_is_not_a_ledger(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.db").write_bytes(content)
+    with pytest.raises(InputError, match="not a readable run.db"):
+        folder.status(tmp_path)
+    with pytest.raises(RunError, match=r"run\.db"):
+        ledger.Ledger(tmp_path / "run.db")
+
+
+def test_a_process_killed_while_it_made_the_file_leaves_a_planned_run(tmp_path: Path) -> None:
+    (tmp_path / "run.db").touch()
+    assert folder.status(tmp_path) == "planned"
+    assert folder.rounds_done(tmp_path) == 0
+    play(Toy(), toy_data(), Plan(2), folder=tmp_path)
+    assert folder.status(tmp_path) == "finished"
+
+
+def test_a_missing_ledger(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"), ledger.reading(tmp_path / "run.db"):
+        pass
