@@ -122,7 +122,7 @@ def test_a_safetensors_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_if_all_are_damaged_the_error_says_so(tmp_path: Path) -> None:
     for round in (1, 2):
         write(tmp_path, point(round)).write_bytes(b"garbage")
-    with pytest.raises(RunError, match="no checkpoint under .* can be read") as caught:
+    with pytest.raises(RunError, match=r"no checkpoint under .* can be read") as caught:
         newest(tmp_path)
     assert "new folder" in caught.value.hint
 

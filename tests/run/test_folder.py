@@ -158,7 +158,7 @@ def test_damaged_checkpoints_all_over_are_an_error_and_not_a_new_start(tmp_path:
     fit(tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(RunError, match="no checkpoint under .* can be read"):
+    with pytest.raises(RunError, match=r"no checkpoint under .* can be read"):
         fit(tmp_path)
 
 

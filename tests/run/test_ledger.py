@@ -93,7 +93,7 @@ def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\0" + bytes(5000)])
 def test_garbage_is_not_a_ledger(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.db").write_bytes(content)
-    with pytest.raises(InputError, match="not a readable run.db"):
+    with pytest.raises(InputError, match="not a readable run"):
         folder.status(tmp_path)
     with pytest.raises(RunError, match=r"run\.db"):
         ledger.Ledger(tmp_path / "run.db")
