@@ -1,0 +1,91 @@
+"""Write docs/methods.md from the methods themselves: python docs/make_methods.py
+
+Every entry is the method's own docstring, its catalogue line, its hyper-parameters and the states and messages that
+the code really has on LeNet-5, CIFAR-10 and 20 clients.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from fedapa.core.tree import Tree, count_bytes
+from fedapa.methods.catalogue import METHODS, make, method_class
+from fedapa.methods.method import Method, describe
+from fedapa.methods.papers import PAPERS
+from fedapa.run.simulate import wire
+from fedapa.task.models import build_model
+from fedapa.task.task import Task
+
+HERE = Path(__file__).parent
+INTRO = """# Methods
+
+One entry per method: the update rule, what goes down and up, the state on both sides, which model is evaluated, every
+deviation between the paper, public code and ours, hyper-parameters, citation. Made by `python docs/make_methods.py` from
+the code; shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private parameters,
+d = 84 features, C = 10 classes, M = 20 clients).
+
+Who sits out a round keeps everything; what it would receive now and its last trained model are shown in every round's
+table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived) and
+**after** it for every method and client; "evaluated" names the one that the method's paper reports.
+
+`fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
+"""
+
+
+def page() -> str:
+    task = Task(build_model("lenet5", (3, 32, 32), 10), 10, torch.full((20,), 100))
+    index = "\n".join(f"- [{entry.title}](#{name}) `{name}`" for name, entry in METHODS.items())
+    return "\n".join([INTRO, index, "", *(entry_of(name, task) for name in METHODS)])
+
+
+def entry_of(name: str, task: Task) -> str:
+    entry, method = METHODS[name], make(name)
+    lines = [f'<a id="{name}"></a>', f"## {entry.title}", "", f"`{name}` · {entry.year} · stays local: {entry.stays}", ""]
+    same = next(other for other, found in METHODS.items() if found.where == entry.where)
+    if same != name:
+        return "\n".join([*lines, f"The method [{METHODS[same].title}](#{same}) with {settings(name)}.", ""])
+    document = sys.modules[method_class(name).__module__].__doc__ or ""
+    return "\n".join([*lines, "```text", document.strip(), "```", "", *facts(method, task), *paper(name), ""])
+
+
+def settings(name: str) -> str:
+    return ", ".join(f"`{key} = {value!r}`" for key, value in METHODS[name].preset.items())
+
+
+def facts(method: Method, task: Task) -> list[str]:
+    server, client = method.init(task, 0)
+    down, up = wire(method, task, torch.zeros(3, 32, 32))
+    kib = (count_bytes(down) + count_bytes(up)) / 1024
+    rows = [("server keeps", shapes(server)), ("client keeps", shapes(client)), ("down", shapes(down)), ("up", shapes(up))]
+    rows += [("per client and round", f"{kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
+    rows += [("schedule", method.schedule)]
+    table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
+    return [*table, *hypers(type(method))]
+
+
+def hypers(cls: type[Method]) -> list[str]:
+    rows = [
+        f"| `{row['name']}` | {row['default']!r} | {row['type'].replace('|', '/')} | {row['help']} | {row['source']} |"
+        for row in describe(cls)
+    ]
+    head = ["| hyper-parameter | default | values | meaning | source of the default |", "|---|---|---|---|---|"]
+    return [*head, *rows, ""] if rows else []
+
+
+def shapes(tree: Tree) -> str:
+    return ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in tree.items()) or "nothing"
+
+
+def paper(name: str) -> list[str]:
+    found = PAPERS.get(METHODS[name].paper)
+    if found is None:
+        return []
+    authors = found.authors.replace(" and ", ", ").replace('{\\"u}', "ü")
+    return [f"{authors}: *{found.title.replace('{', '').replace('}', '')}*. {found.venue}, {found.year}.", ""]
+
+
+if __name__ == "__main__":
+    (HERE / "methods.md").write_text(page(), encoding="utf-8")

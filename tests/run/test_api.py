@@ -1,0 +1,137 @@
+"""fedapa from Python: own data, own model, own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedapa as fa
+from fedapa.run import ledger, results
+
+
+class Net(nn.Module):
+    """Somebody's own module; its last layer is called ``classifier``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+def data(sizes: tuple[int, ...] = (30, 20, 12, 1), one_class: bool = True) -> fa.Federated:
+    """Clients of three easy classes; the last but one has one class only, the last one sample only."""
+    random = np.random.default_rng(1)
+    clients = []
+    for i, n in enumerate(sizes):
+        y = np.full(n, 2) if one_class and i == 2 else random.integers(0, 3, n)
+        x = random.normal(size=(n, 6)) + 2 * np.eye(6)[y]
+        clients.append((x, y, x[:5], y[:5]))
+    return fa.from_arrays(clients, classes=3, names=("ward", "clinic", "lab", "office")[: len(sizes)])
+
+
+FIT = {"rounds": 2, "lr": 0.1, "batch": 8}
+
+
+def test_the_readme_call_with_an_own_module() -> None:
+    result = fa.fit(fa.FedAPA(), data(), model=Net(), head="classifier", **FIT)
+    assert len(result.logs) == len(result.curve("after")) == len(result.curve("before")) == 2
+    assert result.predict(0, torch.zeros(7, 6)).shape == (7, 3)
+    assert 0 <= result.curve("after")[-1].pooled <= 100
+
+
+def test_the_module_is_the_start_and_stays_as_it_is() -> None:
+    net = Net()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    one = fa.fit("fedavg", data(), model=net, head="classifier", **FIT)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    two = fa.fit("fedavg", data(), model=net, head="classifier", **FIT)
+    assert one.curve() == two.curve()
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedavg-ft", "fedapa", "fedapa-reference"])
+def test_one_class_and_one_sample_are_enough_for_a_client(method: str) -> None:
+    result = fa.fit(method, data(), "mlp", participation=1.0, **FIT)
+    assert all(len(log.trained) == 4 for log in result.logs)
+    assert all(not log.events for log in result.logs)
+    assert result.records[3].state.keys() == result.records[0].state.keys()
+
+
+def test_one_client_alone() -> None:
+    result = fa.fit("fedapa", data((10,)), "mlp", **FIT)
+    assert [log.trained for log in result.logs] == [[0], [0]]
+
+
+def test_training_learns_something() -> None:
+    result = fa.fit("fedapa", data((60, 60), one_class=False), "mlp", rounds=5, lr=0.1, batch=8, participation=1.0)
+    assert result.curve("after")[-1].pooled >= 90
+
+
+def test_same_seed_same_bits_other_seed_other_bits() -> None:
+    thetas = [fa.fit("fedapa", data(), "mlp", seed=seed, **FIT).state.server["theta"] for seed in (0, 0, 1)]
+    assert torch.equal(thetas[0], thetas[1])
+    assert not torch.equal(thetas[0], thetas[2])
+
+
+def test_workers_do_not_change_a_bit() -> None:
+    thetas = [fa.fit("fedapa", data(), "mlp", workers=k, **FIT).state.server["theta"] for k in (1, 2)]
+    assert torch.equal(*thetas)
+
+
+def test_a_run_folder_of_fit_can_be_compared(tmp_path: Path) -> None:
+    for method in (fa.LocalOnly(), fa.FedAvg(fine_tune=True), "fedapa"):
+        fa.fit(method, data(), "mlp", out=tmp_path / str(method), **FIT)  # type: ignore[arg-type]
+    rows = {row["method"]: row for row in results.table(results.load(tmp_path))}
+    assert rows.keys() == {"local", "fedavg-ft", "fedapa"}  # the names of the command line
+    assert sum(rows["fedapa"]["gain"]) == 4
+    with ledger.reading(tmp_path / "fedapa" / "run.db") as db:
+        assert ledger.meta(db)["source"] == "arrays"
+
+
+def test_loading_shipped_data() -> None:
+    digits = fa.load("digits", "iid", clients=3)
+    assert len(digits.clients) == 3
+    assert fa.fit("local", digits, "mlp", rounds=1).curve()[0].pooled > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"participation": 0}, "participation"),
+        ({"participation": (0.9, 0.2)}, "participation"),
+        ({"learning_rate": 0.1}, r"unknown key training\.learning_rate"),
+        ({"lr": -1}, r"training\.lr is -1"),
+        ({"batch": 0}, r"training\.batch is 0"),
+        ({"epochs": 1.5}, r"training\.epochs is 1\.5"),
+        ({"model": "lenet"}, "unknown model"),
+        ({"model": "lenet5"}, "lenet5 needs square images"),
+        ({"head": "last"}, "no submodule named 'last'"),
+        ({"method": "fedapaa"}, "unknown method"),
+        ({"engine": "native"}, "native engine"),
+    ],
+)
+def test_mistakes_are_input_errors(wrong: dict[str, object], message: str) -> None:
+    words = {"method": "fedapa", "data": data(), "model": "mlp", "rounds": 2} | wrong
+    with pytest.raises(fa.InputError, match=message) as caught:
+        fa.fit(**words)  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+def test_an_out_that_cannot_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(fa.InputError, match="cannot create"):
+        fa.fit("local", data(), "mlp", out=tmp_path / "file" / "run", rounds=1)
+
+
+def test_divergence_is_a_run_error_that_says_what_to_do() -> None:
+    with pytest.raises(fa.RunError, match="every upload was refused") as caught:
+        fa.fit("fedavg", data(), "mlp", rounds=3, lr=1e30)
+    assert "learning rate" in caught.value.hint

@@ -1,0 +1,130 @@
+"""kill -9 in the middle of a real run, then resume: every number and every byte as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, SMALL, Call
+from safetensors import safe_open
+
+from fedapa.core.tree import digest
+from fedapa.run import folder, ledger
+
+ROUNDS = 6
+METHODS = ("fedapa", "fedavg", "local")
+CONFIG = SMALL.replace("rounds = 3", f"rounds = {ROUNDS}").replace("epochs = 1", "epochs = 4")
+
+
+@contextmanager
+def started(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, which is gone afterwards."""
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not happened() and process.poll() is None:
+        assert time.monotonic() < end, "the run does not get there"
+        time.sleep(0.002)
+
+
+def said(run: Path, words: str) -> Callable[[], bool]:
+    """Is this in the run's log?"""
+    return lambda: (run / "log.txt").exists() and words in (run / "log.txt").read_text()
+
+
+def kill_when(happened: Callable[[], bool], delay: float, *words: object) -> bool:
+    """Start the command and kill -9 its group; False if it had ended before."""
+    with started(*words) as process:
+        wait_for(happened, process)
+        time.sleep(delay)
+        alive = process.poll() is None
+        if alive:
+            os.killpg(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    return alive
+
+
+def assert_as_if_nothing_had_happened(out: Path, undisturbed: Path) -> None:
+    for method in METHODS:
+        mine, whole = out / f"{method}-seed0", undisturbed / f"{method}-seed0"
+        assert folder.status(mine) == "finished"
+        assert ledger.numbers(mine / "run.db") == ledger.numbers(whole / "run.db")
+        name = f"checkpoints/round-{ROUNDS:06d}.safetensors"
+        assert (mine / name).read_bytes() == (whole / name).read_bytes()
+        with safe_open(mine / name, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            assert file.metadata()["digest"] == digest(tensors)
+        assert not list(mine.rglob("*.part"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "kill.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def undisturbed(fedapa: Call, config: Path, tmp_path: Path) -> Path:
+    assert fedapa("run", config, "--out", tmp_path / "whole").code == 0
+    return tmp_path / "whole"
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_kill_9_and_resume(fedapa: Call, process: Call, config: Path, undisturbed: Path, every: int) -> None:
+    out = config.parent / "killed"
+    run = ("run", config, "--out", out, "--set", f"run.checkpoint_every={every}")
+    apa, avg = out / "fedapa-seed0", out / "fedavg-seed0"
+    middle = random.uniform(0, 0.05)  # a round takes about this long
+    assert kill_when((apa / "run.db").exists, 0, *run)  # as it begins
+    assert kill_when(said(apa, "round 3/"), middle, "resume", out)  # in the middle of a round
+    assert folder.status(apa) in ("running", "planned")
+    if every == 1:
+        assert kill_when(said(avg, "round 2/"), middle, "resume", out)  # in the middle of the second run
+        assert fedapa("compare", out).code == 0  # a run that was cut off can be looked at
+    answer = process("resume", out)
+    assert answer.code == 0, answer.err
+    assert_as_if_nothing_had_happened(out, undisturbed)
+
+
+def test_ctrl_c_says_how_to_go_on(fedapa: Call, config: Path, undisturbed: Path) -> None:
+    out = config.parent / "stopped here"
+    with started("run", config, "--out", out) as process:
+        wait_for(said(out / "fedapa-seed0", "round 2/"), process)
+        process.send_signal(signal.SIGINT)
+        printed, complaint = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert printed == ""
+    assert complaint.splitlines() == [
+        "error: interrupted",
+        f"hint: `fedapa resume '{out}'` continues after the last finished round",
+    ]
+    assert fedapa("resume", out).code == 0
+    assert_as_if_nothing_had_happened(out, undisturbed)
+
+
+def test_a_second_process_is_refused_while_the_first_runs(fedapa: Call, config: Path) -> None:
+    out = config.parent / "busy"
+    with started("run", config, "--out", out, "--method", "local", "--set", "run.rounds=5000") as process:
+        wait_for(said(out / "local-seed0", "round 1/"), process)
+        answer = fedapa("resume", out)
+    assert answer.code == 2
+    assert "in use by another process" in answer.err
+    assert folder.status(out / "local-seed0") == "running"

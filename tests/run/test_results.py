@@ -1,0 +1,98 @@
+"""What compare reads out of run folders."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from toy import Toy, play, toy_data
+
+from fedapa.errors import InputError
+from fedapa.run import results
+from fedapa.run.loop import Plan
+
+ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}
+
+
+def make(path: Path, **about: str) -> Path:
+    path.mkdir(parents=True)
+    play(Toy(), toy_data(), Plan(7, (1.0, 1.0)), folder=path, meta=ABOUT | about)
+    return path
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path / "run.db")) as db, db:
+        for statement in statements:
+            db.execute(statement)
+
+
+def test_last_best_and_tail_by_hand(tmp_path: Path) -> None:
+    run = results.read(make(tmp_path / "a"))
+    assert run is not None
+    # Round t, after training: client i answers class (t + i + 1) mod 5 of its test set.
+    right = [2 + 0 + 2 + 0, 3 + 0 + 2 + 0, 4 + 5 + 2 + 0, 0 + 5 + 2 + 1, 1 + 0 + 2 + 0, 2 + 0 + 2 + 0, 3 + 0 + 2 + 0]
+    right = [
+        sum(row)
+        for row in zip([2, 3, 4, 0, 1, 2, 3], [0, 0, 5, 5, 0, 0, 0], [2] * 7, [0, 0, 0, 1, 0, 0, 0], strict=True)
+    ]
+    answers = [(t + 1 + 3) % 5 for t in range(7)]  # of client 3, whose only test sample is of class 2
+    right = [a - b + c for a, b, c in zip(right, [0, 0, 0, 1, 0, 0, 0], [int(w == 2) for w in answers], strict=True)]
+    assert run.after.last == pytest.approx(100 * right[-1] / 31)
+    assert run.after.best == pytest.approx(100 * max(right) / 31)
+    assert run.after.best_round == 1 + right.index(max(right))
+    assert run.after.tail == pytest.approx(100 * sum(right[-5:]) / 5 / 31)
+    assert run.after.selected is None
+    assert run.kib == 32 / 1024
+    assert (run.rounds, run.rounds_done, run.status) == (7, 7, "finished")
+
+
+def test_the_selected_round_is_the_one_with_the_best_validation_accuracy(tmp_path: Path) -> None:
+    path = make(tmp_path / "a")
+    rows = [f"INSERT INTO accuracy VALUES ({t}, 'after', 'validation', {v}, 0, 0, 0, 0)"
+            for t, v in enumerate([1, 9, 3, 9, 2, 2, 2])]  # fmt: skip
+    change(path, *rows)
+    run = results.read(path)
+    assert run is not None
+    with closing(sqlite3.connect(path / "run.db")) as db:
+        wanted = db.execute("SELECT pooled FROM accuracy WHERE round=1 AND phase='after' AND data='test'").fetchone()
+    assert run.after.selected == wanted[0]  # the first of equals
+
+
+def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path: Path) -> None:
+    local = make(tmp_path / "local", label="local")
+    make(tmp_path / "toy")
+    make(tmp_path / "elsewhere", label="other", partition="q")
+    change(local, "UPDATE client_round SET after_correct = 0 WHERE client = 0",
+           "UPDATE client_round SET after_correct = 10 WHERE client = 1")  # fmt: skip
+    rows = {row["method"]: row for row in results.table(results.load(tmp_path))}
+    assert rows["toy"]["gain"] == [1, 2, 1]
+    assert rows["local"]["gain"] == [0, 4, 0]
+    assert rows["other"]["gain"] is None
+
+
+def test_spread_over_seeds(tmp_path: Path) -> None:
+    one, two = make(tmp_path / "1"), make(tmp_path / "2", seed="1")
+    change(one, "UPDATE accuracy SET pooled = 50 WHERE round = 6")
+    change(two, "UPDATE accuracy SET pooled = 60 WHERE round = 6")
+    (row,) = results.table(results.load(tmp_path))
+    assert row["seeds"] == 2
+    assert row["after_last"] == 55
+    assert row["after_sd"] == pytest.approx(50**0.5)
+
+
+def test_seeds_with_and_without_validation_data_can_be_compared(tmp_path: Path) -> None:
+    make(tmp_path / "2", seed="1")
+    change(make(tmp_path / "1"), "INSERT INTO accuracy VALUES (0, 'after', 'validation', 1, 0, 0, 0, 0)")
+    (row,) = results.table(results.load(tmp_path))
+    assert row["after_selected"] is None
+
+
+def test_folders_without_results(tmp_path: Path) -> None:
+    (tmp_path / "planned").mkdir()
+    (tmp_path / "planned" / "config.toml").touch()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "run.db").touch()
+    with pytest.raises(InputError, match="no run with results"):
+        results.load(tmp_path)
