@@ -5,47 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-COMMAND = Path(sys.executable).with_name("fedapa")
-
-SMALL = """\
-methods = ["fedapa", "fedavg", "local"]
-
-[data]
-source = "digits"
-partition = "dirichlet"
-alpha = 0.5
-clients = 4
-min_train = 20
-min_test = 2
-
-[model]
-name = "mlp"
-
-[training]
-lr = 0.1
-batch = 32
-epochs = 1
-
-[run]
-rounds = 3
-"""
-
-
-class Answer(NamedTuple):
-    """What a command said, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Answer]
+from command import COMMAND, SMALL, Answer, Call
 
 
 @pytest.fixture
