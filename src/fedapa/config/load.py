@@ -171,16 +171,16 @@ def _find(text: str, path: Path_) -> tuple[int, int] | None:
         table = ""
         for number, line in enumerate(text.splitlines()):
             if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-                table = header.group(1).replace(" ", "").replace('"', "")
+                table = re.sub(r"[\s\"']", "", header.group(1))
                 if table == ".".join(keys[:depth]):
                     return number, line.index("[")
-            elif (key := re.match(r"\s*([\w.\-\"]+)\s*=", line)) and _joined(table, key.group(1)) == keys[:depth]:
+            elif (key := re.match(r"\s*([\w.\-\"']+)\s*=", line)) and _joined(table, key.group(1)) == keys[:depth]:
                 return number, key.start(1)
     return None
 
 
 def _joined(table: str, key: str) -> Sequence[str]:
-    return [part.strip('"') for part in f"{table}.{key}".strip(".").split(".")]
+    return [part.strip("\"'") for part in f"{table}.{key}".strip(".").split(".")]
 
 
 def _without_none(value: Any) -> Any:
