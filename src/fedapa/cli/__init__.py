@@ -70,12 +70,20 @@ def main() -> None:
     except FedapaError as error:
         fail(error.message, error.hint, error.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        explain(error)
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted", "", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def explain(error: click.ClickException) -> None:
+    """A mistake in the words of the command line; no words at all get the help text."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+        sys.exit(2)
+    context = getattr(error, "ctx", None)
+    fail(error.format_message(), f"see {context.command_path if context else 'fedapa'} --help", 2)
 
 
 def fail(message: str, hint: str, code: int) -> None:

@@ -32,7 +32,8 @@ def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | No
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row.get(key)) for key in columns))
-    Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False).print(table)
+    width = None if sys.stdout.isatty() else 1000  # a pipe has room for what the table needs
+    Console(width=width, highlight=False, markup=False).print(table)
 
 
 def cell(value: Any) -> str:
