@@ -1,0 +1,33 @@
+"""Documents that are made from the code are current, and the README's map is the territory."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_methods_page_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    current = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert current == module.page(), "run: python docs/make_methods.py"
+
+
+def test_every_module_is_on_the_file_map() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = [p for p in (ROOT / "src" / "fedapa").iterdir() if p.is_dir() and (p / "__init__.py").exists()]
+    assert all(f"  {folder.name}/" in readme for folder in folders)
+    listed = set(re.findall(r"\b(\w+\.py)\b", readme))
+    for folder in ("core", "data", "task", "run"):
+        modules = {p.name for p in (ROOT / "src" / "fedapa" / folder).glob("*.py")} - {"__init__.py"}
+        assert modules <= listed, f"not on the map: {modules - listed}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
