@@ -62,3 +62,26 @@ LIKE = {"a": torch.zeros(2), "n": torch.zeros(1)}
 )
 def test_faults_of_a_message(message: tree.Tree, fault: str | None) -> None:
     assert tree.find_fault(message, LIKE) == fault
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),  # their sum is not
+        ([1.0, float("nan")], False),
+        ([float("inf"), float("-inf")], False),
+    ],
+)
+def test_finite(values: list[float], finite: bool) -> None:
+    assert tree.is_finite(torch.tensor(values)) is finite
+
+
+def test_raw_bytes_are_the_tensors_own_memory_unless_it_is_strided() -> None:
+    leaf = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
+    view = tree.raw(leaf)
+    assert bytes(view) == b"\x01\x00\x02\x00\x03\x00\x04\x00"
+    assert bytes(tree.raw(leaf.T)) == b"\x01\x00\x03\x00\x02\x00\x04\x00"
+    leaf[0, 0] = 9
+    assert view[0] == 9

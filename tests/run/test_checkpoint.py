@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from fedapa.core.tree import equal
 from fedapa.errors import RunError
@@ -43,6 +44,20 @@ def test_a_checkpoint_is_a_plain_safetensors_file_without_pickle(tmp_path: Path)
     with safe_open(write(tmp_path, point(1)), framework="np") as file:
         assert "server/A" in file.keys()  # noqa: SIM118
         assert len(file.metadata()["digest"]) == 64
+
+
+def test_every_kind_of_tensor_comes_back(tmp_path: Path) -> None:
+    kinds = {str(dtype): torch.tensor([[0, 1], [1, 0], [1, 1]]).to(dtype) for dtype in checkpoint.DTYPES}
+    server = {
+        **kinds,
+        "strided": torch.arange(6).reshape(2, 3).T,
+        "empty": torch.zeros(0, 2),
+        "scalar": torch.tensor(2),
+    }
+    path = write(tmp_path, Checkpoint(State(1, server, np.zeros((0, 4), np.int64)), []))
+    assert equal(read(path).state.server, server)
+    loaded = load_file(path)  # by the library whose format it is
+    assert all(torch.equal(loaded[f"server/{name}"], leaf) for name, leaf in server.items())
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from fedapa.core.tree import Tree, digest
+from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
 from fedapa.run.loop import State
 from fedapa.run.transport import Record
 
 NAME = re.compile(r"round-(\d{6})\.safetensors")
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+Piece = bytes | memoryview
 KEEP = 2  # the newest, and one more in case the newest turns out to be damaged
 
 
@@ -33,8 +38,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     tree = _flatten(checkpoint)
-    header = {"digest": digest(tree)}
-    write_atomically(path, save({k: v.clone() for k, v in tree.items()}, header))  # clients may share a start
+    write_atomically(path, _pieces(tree, {"digest": digest(tree)}))
     for old in _all(folder)[:-KEEP]:
         old.unlink()
     return path
@@ -72,12 +76,12 @@ def sweep(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[Piece]) -> None:
     """All of it or nothing: a reader never sees a half-written file, not even after a power cut."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(aside, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -89,6 +93,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: object) -> None:
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _pieces(tree: Tree, meta: dict[str, str]) -> Iterator[Piece]:
+    """A safetensors file: its header, then every tensor's own memory. Copying a large state first would cost as much
+    as writing it, which is more than the server's step."""
+    header: dict[str, Any] = {"__metadata__": meta}
+    names, start = sorted(tree, key=lambda name: (-tree[name].element_size(), name)), 0
+    for name in names:
+        leaf, stop = tree[name], start + tree[name].nbytes
+        header[name] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors lie at addresses that suit them
+    yield struct.pack("<Q", len(text)) + text
+    yield from (raw(tree[name]) for name in names)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, overload
 import numpy as np
 import torch
 
-from fedapa.core.tree import Tree, count_bytes, find_fault
+from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Schedule
@@ -237,7 +237,7 @@ def _learn(
     donated = replace(task, donate=count_bytes(server) > DONATE_ABOVE)
     server = method.absorb(donated, server, sound, chosen, [replies[i].up or {} for i in sound])
     for name, leaf in server.items():
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+        if leaf.is_floating_point() and not is_finite(leaf):
             raise RunError(f"the server's {name} is no longer finite after round {log.round + 1}", "lower the rates")
     return server
 
