@@ -23,7 +23,7 @@ from fedapa.run.transport import InProcess, Record
 from fedapa.task.models import HEAD, Buffers, SplitModel, build_model
 from fedapa.task.task import Task, Training
 
-Engine = Literal["auto", "torch", "native"]
+Engine = Literal["auto", "torch", "vmap", "native"]
 Progress = Callable[[RoundLog], None]
 
 
@@ -39,8 +39,8 @@ def make_task(
     """What all parties agree on, read off the data."""
     split = build_model(model, data.shape, data.classes, head, buffers)
     names = tuple(client.name for client in data.clients)
-    kernel = None if engine == "torch" else native_kernel(split, data, engine == "native")
-    return Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names, kernel)
+    kernel = None if engine in ("torch","vmap") else native_kernel(split, data, engine == "native")
+    return Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names, kernel, engine=="vmap")
 
 
 def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:

@@ -6,9 +6,9 @@ A client's new state is held back until the loop commits it, so an upload that t
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,8 +17,9 @@ from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
+from fedapa.run.cohort import cohorts, play_together
 from fedapa.run.evaluate import Score, score
-from fedapa.task.local import Local
+from fedapa.task.local import Engine, Local, Plain
 from fedapa.task.task import Task
 
 
@@ -65,28 +66,36 @@ class Transport(Protocol):
 
 
 def visit(
-    method: Method, task: Task, data: ClientData, record: Record, request: Request, seed: int
+    method: Method,
+    task: Task,
+    data: ClientData,
+    record: Record,
+    request: Request,
+    seed: int,
+    engine: Engine | None = None,
 ) -> tuple[Record, Reply]:
-    """Everything that happens at a client in one round. The same code runs in every transport."""
-    start = time.perf_counter()
-    down = request.down()
-    local = Local(task, request.client, request.round, seed, data.train, record.memory)
+    """Everything that happens at a client in one round. The same code runs in every transport and on every engine."""
+    engine = engine or Plain()
+    start = engine.clock()
+    down = engine.once(request.down)
+    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine)
     state = method.receive(task, record.state, down, local)
-    before = score(method, task, state, data) if request.evaluate else None
+    show = lambda state: engine.once(partial(score, method, task, state, data))  # noqa: E731
+    before = show(state) if request.evaluate else None
     if not request.train:
-        after = score(method, task, record.state, data) if request.evaluate_last else None
-        return record, Reply(request.client, None, before, after, time.perf_counter() - start, 0.0)
-    began = time.perf_counter()
+        after = show(record.state) if request.evaluate_last else None
+        return record, Reply(request.client, None, before, after, engine.clock() - start, 0.0)
+    began = engine.clock()
     try:
         state, up = method.train(task, state, down, local)
     except RunError as error:
-        spent = time.perf_counter() - start
+        spent = engine.clock() - start
         return record, Reply(request.client, {}, before, None, spent, spent, f"its training failed, {error.message}")
-    trained = time.perf_counter() - began
-    after = score(method, task, state, data) if request.evaluate else None
+    trained = engine.clock() - began
+    after = show(state) if request.evaluate else None
     fault = find_fault(state, state)
     fault = fault and f"its training diverged, {fault}"
-    reply = Reply(request.client, up, before, after, time.perf_counter() - start, trained, fault)
+    reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault)
     return Record(state, local.memory), reply
 
 
@@ -98,18 +107,23 @@ class InProcess:
         self.workers = 1 if task.model.stochastic else workers or available_cores()
         self._records = [Record(client, {}) for _ in data.clients]
         self._pending: dict[int, Record] = {}
+        self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
 
     def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
         order = sorted(requests, key=lambda r: (not r.train, -len(self.data.clients[r.client].train.y)))
-        if self.workers == 1 or len(order) == 1:
-            yield from map(self._visit, order)
+        parts = cohorts(order, self.task.vectorise)
+        if self.workers == 1 or len(parts) == 1:
+            for part in parts:
+                yield from self._visit(part)
             return
-        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            futures: list[Future[Reply]] = [pool.submit(self._visit, request) for request in order]
-            try:
-                yield from (future.result() for future in as_completed(futures))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        futures: list[Future[list[Reply]]] = [self._pool.submit(self._visit, part) for part in parts]
+        try:
+            for future in as_completed(futures):
+                yield from future.result()
+        finally:  # after a failure or Ctrl-C nothing goes on behind the caller's back
+            wait([future for future in futures if not future.cancel()])
 
     def commit(self, clients: Sequence[int]) -> None:
         for i in clients:
@@ -122,14 +136,17 @@ class InProcess:
     def restore(self, records: Sequence[Record]) -> None:
         self._records = list(records)
 
-    def _visit(self, request: Request) -> Reply:
-        i = request.client
+    def _visit(self, requests: Sequence[Request]) -> list[Reply]:
+        """One client, or as many as are trained together."""
         if self.task.model.stochastic:  # dropout draws from torch's one global generator
-            torch.manual_seed(hash((self.seed, request.round, i)) % 2**63)
-        record, reply = visit(self.method, self.task, self.data.clients[i], self._records[i], request, self.seed)
-        if request.train:
-            self._pending[i] = record
-        return reply
+            torch.manual_seed(hash((self.seed, requests[0].round, requests[0].client)) % 2**63)
+        ends = play_together([partial(self._visit_one, request) for request in requests])
+        self._pending |= {r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train}
+        return [reply for _, reply in ends]
+
+    def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
+        data, record = self.data.clients[request.client], self._records[request.client]
+        return visit(self.method, self.task, data, record, request, self.seed, engine)
 
 
 def available_cores() -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +21,56 @@ from fedapa.task.task import Batch, Task, cross_entropy, proximal
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
 EVALUATION_BATCH = 512
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """One call of ``sgd`` with nothing left to decide: all that an engine needs to run it."""
+
+    task: Task
+    loss: Loss
+    params: Tree
+    velocity: Tree
+    given: Tree
+    carry: Tree
+    data: Split
+    batches: Callable[[], Iterator[Tensor]]
+    rates: Mapping[str, float]
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    project: Project | None
+
+
+class Trained(NamedTuple):
+    params: Tree  # and what the loss carried
+    velocity: Tree
+
+
+class Engine(Protocol):
+    """Who does the work of a visit. An engine may break a visit off and play it again, hence ``once``."""
+
+    def train(self, job: Job) -> Trained:
+        """Run one training."""
+
+    def once(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` answers, computed once in a visit however often the visit is played."""
+
+    def clock(self) -> float:
+        """Seconds; only differences mean something."""
+
+
+class Plain:
+    """One client at a time, every training at once."""
+
+    def train(self, job: Job) -> Trained:
+        return train(job)
+
+    def once(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+    def clock(self) -> float:
+        return time.perf_counter()
 
 
 def stream(seed: int, *key: int) -> np.random.Generator:
@@ -36,6 +89,7 @@ class Local:
     data: Split
     memory: Tree = field(default_factory=dict)
     calls: int = 0
+    engine: Engine = field(default_factory=Plain)
 
     @property
     def n(self) -> int:
@@ -48,7 +102,7 @@ class Local:
     def random(self) -> np.random.Generator:
         """The next random stream of this visit, keyed by (seed, round, client, call)."""
         self.calls += 1
-        return stream(self.seed, 1, self.round, self.client, self.calls)
+        return self._stream(self.calls)
 
     def fresh(self) -> tuple[Tensor, Tensor]:
         """theta and phi of this client's own random start."""
@@ -60,8 +114,7 @@ class Local:
 
     def features(self, params: Mapping[str, Tensor]) -> Tensor:
         """z [n, d] of all own training samples, without gradients."""
-        with torch.no_grad():
-            return torch.cat([self.task.features(params, x) for x in torch.split(self.data.x, EVALUATION_BATCH)])
+        return self.engine.once(partial(_features, self.task, params, self.data.x))
 
     def part(self, fraction: float) -> Local:
         """The same toolbox on a random contiguous share of the data (at least one sample)."""
@@ -72,9 +125,11 @@ class Local:
 
     def batches(self, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
         """Indices of shuffled mini-batches; a client smaller than one batch uses all it has."""
+        return self._epochs(self.random(), epochs, drop_last)
+
+    def _epochs(self, random: np.random.Generator, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
         size = self.task.training.batch
         drop = self.task.training.drop_last if drop_last is None else drop_last
-        random = self.random()
         for _ in range(epochs):
             order = torch.from_numpy(random.permutation(self.n))
             stop = self.n - self.n % size if drop and self.n >= size else self.n
@@ -104,40 +159,29 @@ class Local:
         task keeps it); None starts afresh.
         """
         training = self.task.training
-        rates = _per_name(training.lr if lr is None else lr, params)
-        push = training.momentum if momentum is None else momentum
-        decay = training.weight_decay if weight_decay is None else weight_decay
-        velocity = self._recall(memory, params)
-        params = {k: v.clone() for k, v in params.items()}
-        given, carry = dict(given or {}), dict(carry or {})
-        if fused(self.task, loss, params, given) and not (carry or clip_norm or project):
-            indices = list(self._indices(epochs, steps))
-            params, velocity = train_fused(self.task, params, velocity, given, self.data, indices, rates, push, decay)
-            self._remember(memory, velocity)
-            return params
-        with self.task.model.training() as buffers:
-            for index in self._indices(epochs, steps):
-                batch = Batch(self.data.x[index], self.data.y[index])
-                grads, carry = gradients(self.task, loss, params, batch, given, carry)
-                if clip_norm is not None:
-                    grads = clipped(grads, clip_norm)
-                for name, w in params.items():
-                    v = velocity[name].mul_(push).add_(grads[name])
-                    if decay:
-                        v.add_(w, alpha=decay)
-                    _step(self.task, name, w, v, rates[name])
-                if buffers:
-                    self.task.model.write_buffers(buffers, params.get("theta"), params.get("phi"))
-                if project is not None:
-                    params = project(params)
-        self._remember(memory, velocity)
-        return {**params, **carry}
+        self.calls += 1
+        done = self.engine.train(
+            Job(
+                self.task, loss, params, self._recall(memory, params), given or {}, carry or {}, self.data,
+                partial(self._indices, self.calls, epochs, steps),
+                _per_name(training.lr if lr is None else lr, params),
+                training.momentum if momentum is None else momentum,
+                training.weight_decay if weight_decay is None else weight_decay,
+                clip_norm, project,
+            )
+        )  # fmt: skip
+        self._remember(memory, done.velocity)
+        return done.params
 
-    def _indices(self, epochs: int | None, steps: int | None) -> Iterator[Tensor]:
+    def _stream(self, call: int) -> np.random.Generator:
+        return stream(self.seed, 1, self.round, self.client, call)
+
+    def _indices(self, call: int, epochs: int | None, steps: int | None) -> Iterator[Tensor]:
+        random = self._stream(call)
         if steps is None:
-            yield from self.batches(self.task.training.epochs if epochs is None else epochs)
+            yield from self._epochs(random, self.task.training.epochs if epochs is None else epochs)
             return
-        random, size = self.random(), min(self.task.training.batch, self.n)
+        size = min(self.task.training.batch, self.n)
         for _ in range(steps):
             yield torch.from_numpy(random.choice(self.n, size, replace=False))
 
@@ -153,9 +197,31 @@ class Local:
         return memory is not None and self.task.training.keep_momentum
 
 
-def gradients(
-    task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree
-) -> tuple[Tree, Tree]:
+def train(job: Job) -> Trained:
+    """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
+    task, velocity, carry = job.task, job.velocity, job.carry
+    params = {k: v.clone() for k, v in job.params.items()}
+    if fused(task, job.loss, params, job.given) and not (carry or job.clip_norm or job.project):
+        return train_fused(job, params)
+    with task.model.training() as buffers:
+        for index in job.batches():
+            batch = Batch(job.data.x[index], job.data.y[index])
+            grads, carry = gradients(task, job.loss, params, batch, job.given, carry)
+            if job.clip_norm is not None:
+                grads = clipped(grads, job.clip_norm)
+            for name, w in params.items():
+                v = velocity[name].mul_(job.momentum).add_(grads[name])
+                if job.weight_decay:
+                    v.add_(w, alpha=job.weight_decay)
+                _step(task, name, w, v, job.rates[name])
+            if buffers:
+                task.model.write_buffers(buffers, params.get("theta"), params.get("phi"))
+            if job.project is not None:
+                params = job.project(params)
+    return Trained({**params, **carry}, velocity)
+
+
+def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree) -> tuple[Tree, Tree]:
     """Gradient of the loss in every parameter, and the new carry; a parameter the loss ignores gets zeros."""
     leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
     answer = loss(task, leaves, batch, {**given, **carry})
@@ -172,26 +238,19 @@ def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
     return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
 
 
-def train_fused(
-    task: Task,
-    params: Tree,
-    velocity: Tree,
-    given: Tree,
-    data: Split,
-    indices: list[Tensor],
-    rates: Mapping[str, float],
-    momentum: float,
-    weight_decay: float,
-) -> tuple[Tree, Tree]:
+def train_fused(job: Job, params: Tree) -> Trained:
     """The same steps as the loop above, in one call; what is not in ``params`` is frozen."""
+    task, velocity, given, rates = job.task, job.velocity, job.given, job.rates
     assert task.kernel is not None
+    indices = list(job.batches())
     if not indices:
-        return params, velocity
+        return Trained(params, velocity)
     both = {**given, **params}
     sizes = torch.tensor([0, *(len(index) for index in indices)])
     found = task.kernel.train(
-        both["theta"], both["phi"], data.x, data.y, torch.cat(indices), sizes.cumsum(0),
-        lr_theta=rates.get("theta", 0.0), lr_phi=rates.get("phi", 0.0), momentum=momentum, weight_decay=weight_decay,
+        both["theta"], both["phi"], job.data.x, job.data.y, torch.cat(indices), sizes.cumsum(0),
+        lr_theta=rates.get("theta", 0.0), lr_phi=rates.get("phi", 0.0),
+        momentum=job.momentum, weight_decay=job.weight_decay,
         velocity_theta=velocity.get("theta"), velocity_phi=velocity.get("phi"),
         anchor_theta=given.get("anchor_theta"), anchor_phi=given.get("anchor_phi"),
         rho=float(given["rho"]) if "rho" in given else 0.0,
@@ -199,7 +258,7 @@ def train_fused(
     )  # fmt: skip
     trained = {"theta": found.theta, "phi": found.phi}
     moved = {"theta": found.velocity_theta, "phi": found.velocity_phi}
-    return {k: trained[k] for k in params}, {k: moved[k] for k in params}
+    return Trained({k: trained[k] for k in params}, {k: moved[k] for k in params})
 
 
 def clipped(grads: Tree, norm: float) -> Tree:
@@ -221,6 +280,11 @@ def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
     with torch.no_grad():
         pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
+
+
+def _features(task: Task, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([task.features(params, part) for part in torch.split(x, EVALUATION_BATCH)])
 
 
 def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:

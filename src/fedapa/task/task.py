@@ -44,6 +44,7 @@ class Task:
     std: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
     kernel: Kernel | None = None  # the native engine, for models that it knows; PyTorch runs the others
+    vectorise: bool = False  # the vmap engine: clients of a round are trained together
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
 
     @property
@@ -55,7 +56,9 @@ class Task:
 
     @property
     def engine(self) -> str:
-        return "torch" if self.kernel is None else "native"
+        if self.kernel is not None:
+            return "native"
+        return "vmap" if self.vectorise else "torch"
 
     @property
     def P(self) -> int:
@@ -114,5 +117,10 @@ def cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor
 
 def proximal(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """Cross-entropy plus rho/2 |params - anchor|^2, with ``given`` holding rho and anchor_<name> per parameter."""
-    pull = sum((params[k] - given[f"anchor_{k}"]).square().sum() for k in params if f"anchor_{k}" in given)
-    return cross_entropy(task, params, batch, given) + 0.5 * given["rho"] * pull
+    return cross_entropy(task, params, batch, given) + pull(params, given)
+
+
+def pull(params: Tree, given: Tree) -> Tensor:
+    """rho/2 |params - anchor|^2 over the parameters that have an anchor."""
+    square = sum((params[k] - given[f"anchor_{k}"]).square().sum() for k in params if f"anchor_{k}" in given)
+    return 0.5 * given["rho"] * square
