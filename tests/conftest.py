@@ -48,7 +48,7 @@ def process(tmp_path: Path) -> Call:
 
     def call(*words: object, **environment: str) -> Answer:
         done = subprocess.run(
-            [COMMAND, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            [COMMAND, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
             env={**os.environ, **environment},
         )  # fmt: skip
         assert "Traceback" not in done.stderr

@@ -174,10 +174,10 @@ def test_half_written_files_are_cleared_away(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_run_error_and_resume_goes_on(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, *content: bytes) -> None:
         if "round-000003" in path.name:
             raise RunError(f"cannot write {path}: No space left on device", "is the disk full?")
-        write_atomically(path, content)
+        write_atomically(path, *content)
 
     write_atomically = checkpoint.write_atomically
     with monkeypatch.context() as patch:
