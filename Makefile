@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-native-asan check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -20,6 +20,20 @@ demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 
 test: check ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
+
+ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
+ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/native
+CHOSEN = import sys; from fedapa.native import available; found, why = available(); print(why); sys.exit(not found)
+test-native-asan: $(READY) ## the tests of the C++ engine under AddressSanitizer and UBSan
+	FEDAPA_NATIVE_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib build/asan/lib --build-temp build/asan/tmp
+	for library in auto portable; do \
+	  export FEDAPA_NATIVE=$$library $(ASAN); \
+	  $(BIN)/python -c "$(CHOSEN)" && $(BIN)/pytest tests/native || exit 1; \
+	done
+
+bench: $(READY) ## measure the engines against a plain loop, on an otherwise idle machine
+	$(BIN)/fedapa bench
+	$(BIN)/python docs/make_performance.py
 
 check: $(READY) ## lint, types and the direction of imports
 	$(BIN)/ruff check .

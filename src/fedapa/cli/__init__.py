@@ -21,6 +21,7 @@ VERBS = {
     "data": "Fetch data sets and look at how they are split",
     "cite": "How to cite a method",
     "verify": "Check a method of your own against the laws",
+    "bench": "Measure the engines against a plain loop",
     "doctor": "Say what this installation can do",
 }
 INTERRUPTED = 3

@@ -1,0 +1,66 @@
+"""All suites by name, and the report that they make together."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedapa.bench import numerics, scale, server, start, training, whole
+from fedapa.bench.bed import How
+from fedapa.bench.measure import Row
+from fedapa.errors import InputError
+from fedapa.native import available
+from fedapa.run.folder import environment
+
+SUITES: dict[str, Callable[[How], list[Row]]] = {
+    "train": training.training,
+    "methods": training.methods,
+    "evaluate": training.evaluation,
+    "workers": whole.workers,
+    "run": whole.run,
+    "overhead": whole.overhead,
+    "server": server.server_pass,
+    "clients": scale.many_clients,
+    "start": start.start,
+    "numerics": numerics.numerics,
+}
+
+
+def chosen(only: Sequence[str]) -> list[str]:
+    if unknown := [name for name in only if name not in SUITES]:
+        raise InputError(f"there is no benchmark called {unknown[0]!r}", f"choose from {', '.join(SUITES)}")
+    return [name for name in SUITES if name in only or not only]
+
+
+def report(names: Sequence[str], how: How, tell: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Facts of the machine, then every row of every suite."""
+    facts, rows = machine(), []
+    for name in names:
+        tell(name)
+        rows += [row.as_dict() for row in SUITES[name](how)]
+    if how.quick:  # tiny sizes show that it works, not how fast it is
+        rows = [{**row, "holds": None} for row in rows]
+    return {"machine": facts, "quick": how.quick, "rows": rows}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers come from; the load tells whether anything else was running."""
+    found = environment()
+    keep = ("date", "python", "machine", "cores", "packages")
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    return {
+        **{key: found[key] for key in keep},
+        "processor": processor(),
+        "native": available()[1],
+        "load before": load,
+    }
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

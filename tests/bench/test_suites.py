@@ -1,0 +1,138 @@
+"""The command, and the page that is made of what it finds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from command import Call
+from fedapa.bench import images, suites
+from fedapa.bench.bed import How
+from fedapa.bench.measure import Row, Spread, known
+from fedapa.bench.numerics import agreement
+from fedapa.bench.whole import Stopwatch, play
+from fedapa.data import sources
+from fedapa.methods.fedapa import FedAPA
+from fedapa.native import available
+from fedapa.run.simulate import make_task
+
+ROOT = Path(__file__).parents[2]
+native = pytest.mark.skipif(not available()[0], reason=f"the native kernel is not available: {available()[1]}")
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_performance", ROOT / "docs" / "make_performance.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@native
+def test_one_quick_suite_from_end_to_end(fedapa: Call, maker: ModuleType, tmp_path: Path) -> None:
+    answer = fedapa("bench", "--quick", "--only", "train", "--format", "json", "--out", "here/found.json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    assert found == json.loads((tmp_path / "here" / "found.json").read_text())
+    assert [row["suite"] for row in found["rows"]] == ["train", "train"]
+    assert [row["target"] for row in found["rows"]] == [5.0, 7.0]
+    for row in found["rows"]:
+        speeds = row["detail"]["samples per second"]
+        assert row["found"]["low"] <= row["found"]["median"] <= row["found"]["high"]
+        assert row["found"]["median"] == pytest.approx(speeds["native"] / speeds["plain"], rel=0.5)
+        assert row["holds"] is None  # tiny sizes prove nothing
+    assert found["machine"]["cores"] >= 1
+    assert "Training one client" in maker.page(found, "found.json")
+
+
+def test_unknown_suites_are_refused(fedapa: Call) -> None:
+    answer = fedapa("bench", "--only", "trian")
+    assert answer.code == 2
+    assert "there is no benchmark called 'trian'" in answer.err
+
+
+def test_suites_are_listed(fedapa: Call) -> None:
+    rows = json.loads(fedapa("bench", "--list", "--format", "json").out)
+    assert [row["suite"] for row in rows] == list(suites.SUITES)
+    assert all(row["measures"] for row in rows)
+
+
+def test_every_row_of_a_chosen_suite_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setitem(suites.SUITES, "start", lambda how: [Row("start", str(how.rounds), known(1.0), "s", 2.0, True)])
+    found = suites.report(suites.chosen(["start"]), How(rounds=7), told.append)
+    assert told == ["start"]
+    assert [(row["what"], row["holds"]) for row in found["rows"]] == [("7", True)]
+
+
+def test_random_images_have_the_shape_of_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "is_present", lambda name: False)
+    images.dataset.cache_clear()
+    data = images.unbalanced("cifar10", 6, 300, 60)
+    images.dataset.cache_clear()
+    assert data.name == "random, shaped as cifar10"
+    assert data.shape == (3, 32, 32)
+    sizes = data.sizes.tolist()
+    assert 250 < sum(sizes) <= 300
+    assert max(sizes) > 2 * min(sizes)
+
+
+@native
+def test_the_stopwatch_sees_less_than_the_whole_and_changes_nothing(tmp_path: Path) -> None:
+    data = images.unbalanced("fmnist", 3, 300, 60)
+    task = make_task(data, rounds=2)
+    watch: Any = Stopwatch(FedAPA())
+    whole = play(watch, task, data, 2)
+    assert 0 < watch.spent.cpu < whole.cpu
+    assert 0 < watch.spent.wall < 3 * whole.wall
+
+
+@native
+def test_two_layouts_of_torch_start_alike_and_end_close() -> None:
+    found = agreement(images.unbalanced("cifar10", 2, 200, 40), 0)
+    assert 0 < found.layouts < 1e-2
+    assert found.native < 1e-2
+
+
+def a_row(**changes: Any) -> dict[str, Any]:
+    made = Row("train", "a ratio", Spread(5.456, 5.3, 5.6), "x", 5.0, detail={"samples per second": {"plain": 6640}})
+    return {**made.as_dict(), **changes}
+
+
+def test_the_page_says_what_was_measured_and_what_falls_short(maker: ModuleType) -> None:
+    facts = {"processor": "P", "cores": 2, "python": "3.11", "packages": {"torch": "2", "fedapa": "0"}}
+    machine = {**facts, "date": "2026-11-15T10:00:00", "load before": 0.1}
+    met = maker.page({"machine": machine, "quick": False, "rows": [a_row()]}, "benchmarks/x.json")
+    assert "| a ratio | ≥ 5 x | 5.46 x | 5.3, 5.6 | yes |" in met
+    assert "samples per second plain 6,640" in met
+    assert "All targets are met" in met
+    missed = maker.page(
+        {"machine": machine, "quick": False, "rows": [a_row(target=6.0, holds=False)]}, "benchmarks/x.json"
+    )
+    assert "- a ratio: 5.46 instead of 6 x" in missed
+    assert "All targets are met" not in missed
+
+
+def test_the_newest_file_counts(maker: ModuleType, tmp_path: Path) -> None:
+    for name in ("2026-11-02.json", "2026-10-30.json"):
+        (tmp_path / name).write_text("{}")
+    assert maker.newest(tmp_path).name == "2026-11-02.json"
+    with pytest.raises(SystemExit, match="run `fedapa bench` first"):
+        maker.newest(tmp_path / "nothing")
+
+
+def test_the_page_is_current(maker: ModuleType) -> None:
+    if not (ROOT / "docs" / "performance.md").exists():
+        pytest.skip("nothing has been measured yet")
+    path = maker.newest(ROOT / "benchmarks")
+    found = maker.page(json.loads(path.read_text(encoding="utf-8")), f"benchmarks/{path.name}")
+    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == found, (
+        "run: python docs/make_performance.py"
+    )
