@@ -14,9 +14,10 @@ from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Method, Schedule
+from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.folder import make_folder
 from fedapa.run.loop import Plan
-from fedapa.run.simulate import Engine, Progress, Result, make_task, simulate
+from fedapa.run.simulate import Progress, Result, make_task, simulate
 from fedapa.task.models import HEAD, Buffers
 from fedapa.task.task import Training
 
@@ -57,11 +58,12 @@ def fit(
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
+    engine = engine if out is None else kept_engine(engine, Path(out))
     task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
-    meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name, "engine": task.engine}
+    meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name}
     return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=progress)
 
 

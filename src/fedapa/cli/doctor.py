@@ -31,8 +31,10 @@ def _engines() -> list[dict[str, Any]]:
     from fedapa.native import available
 
     built, why = available()
+    many = "many clients in one step; small models without BatchNorm and dropout"
     return [
         {"what": "engine torch", "state": "ok", "note": "any model"},
+        {"what": "engine vmap", "state": "ok", "note": many},
         {"what": "engine native", "state": "ok" if built else "missing", "note": why},
     ]
 

@@ -17,6 +17,7 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.run import folder as folders
+from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import Progress, Result, make_task, simulate
 from fedapa.task.task import Task, Training
@@ -80,23 +81,22 @@ def unfinished(runs: list[Path]) -> list[Path]:
     return [run for run in runs if folders.status(run) != "finished"]
 
 
-def assemble(config: Config) -> Parts:
+def assemble(config: Config, engine: Engine | None = None) -> Parts:
     """Data, model, method and plan of a single-method, single-seed config."""
     (name,), (seed,) = config.methods, config.seeds
     base, settings = settings_of(config, name)
     data = load_data(config, seed)
     plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
     training = Training(**config.training.model_dump())
-    task = make_task(
-        data, config.model.name, training, plan.rounds, config.model.head, config.model.buffers, config.run.engine
-    )
+    engine, model = engine or config.run.engine, config.model
+    task = make_task(data, model.name, training, plan.rounds, model.head, model.buffers, engine)
     return Parts(make(base, **settings), task, data, plan)
 
 
 def execute(folder: Path, progress: Progress | None = None, started: Callable[[Parts], None] | None = None) -> Result:
     """Run, or continue, what a run folder's config says."""
     config = read_config(folder)
-    parts = assemble(config)
+    parts = assemble(config, kept_engine(config.run.engine, folder))
     if started is not None:
         started(parts)
     meta = {
@@ -106,7 +106,6 @@ def execute(folder: Path, progress: Progress | None = None, started: Callable[[P
         "evaluated": parts.method.evaluated,
         "partition": parts.data.fingerprint,
         "source": config.data.source,
-        "engine": parts.task.engine,
     }
     return simulate(*parts, folder, meta, config.run.checkpoint_every, config.run.workers, progress)
 

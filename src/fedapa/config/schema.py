@@ -80,7 +80,7 @@ class RunConfig(Section):
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last is always evaluated")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; the last is always kept")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
-    engine: Literal["auto", "torch", "native"] = Field("auto", description="what runs the training steps")
+    engine: Literal["auto", "torch", "vmap", "native"] = Field("auto", description="what runs the training steps")
 
 
 class Config(Section):

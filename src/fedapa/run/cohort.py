@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +21,17 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedapa.core.tree import Tree, clone, count_bytes
-from fedapa.task.local import Engine, Job, Loss, Plain, Trained, clipped, train
+from fedapa.task.local import EVALUATION_BATCH, Engine, Job, Loss, Pass, Plain, Trained, clipped, outputs, train
 from fedapa.task.task import Batch, Task, cross_entropy, proximal, pull
 
 T = TypeVar("T")
 Rows = slice | Tensor
+Work = Job | Pass
+Found = Trained | Tensor | Exception
 LARGEST = 64  # clients in a cohort: part of the results' last digits, so it does not depend on cores
 MOST_PAUSES = 32  # a visit that asks more often goes on alone: playing it again and again would cost more
 STACK_LIMIT = 2**29  # bytes of stacked parameters and constants
+PASS_LIMIT = 2**22  # numbers in the samples of one vectorised pass
 
 
 def cohorts(visits: Sequence[T], vectorise: bool) -> list[Sequence[T]]:
@@ -42,10 +45,10 @@ def cohorts(visits: Sequence[T], vectorise: bool) -> list[Sequence[T]]:
 
 
 class Pause(BaseException):
-    """A visit needs a training first. Not an Exception: no method's own handler may stop it."""
+    """A visit needs some work done first. Not an Exception: no method's own handler may stop it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, work: Work) -> None:
+        self.work = work
 
 
 class Script:
@@ -63,26 +66,33 @@ class Script:
         finally:
             self.spent += time.perf_counter() - self._began
 
-    def answer(self, found: Trained | Exception, seconds: float) -> None:
+    def answer(self, found: Found, seconds: float) -> None:
         self._answers.append(found)
         self.spent += seconds
 
     def train(self, job: Job) -> Trained:
-        if self._at == len(self._answers):
-            if self._at < MOST_PAUSES:
-                raise Pause(job)
-            self._answers.append(_attempt(job))
-        found = self._next()
+        found = self._ask(job)
         return Trained(clone(found.params), clone(found.velocity))  # the method may change what it was given
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        found: Tensor = self._ask(wanted)
+        return found.clone()
 
     def once(self, compute: Callable[[], T]) -> T:
         if self._at == len(self._answers):
             self._answers.append(compute())
         found: T = self._next()
-        return found.clone() if isinstance(found, Tensor) else found
+        return found
 
     def clock(self) -> float:
         return self.once(lambda: self.spent + time.perf_counter() - self._began)
+
+    def _ask(self, work: Work) -> Any:
+        if self._at == len(self._answers):
+            if self._at < MOST_PAUSES:
+                raise Pause(work)
+            self._answers.append(_alone(work))
+        return self._next()
 
     def _next(self) -> Any:
         found = self._answers[self._at]
@@ -93,44 +103,52 @@ class Script:
 
 
 def play_together(visits: Sequence[Callable[[Engine], T]]) -> list[T]:
-    """Play all visits to their ends; the trainings that they ask for at the same time run together."""
+    """Play all visits to their ends; what they ask for at the same time is done together."""
     if len(visits) == 1:
         return [visits[0](Plain())]
     scripts, ends = [Script() for _ in visits], dict[int, T]()
     while len(ends) < len(visits):
-        asked = dict[int, Job]()
+        asked = dict[int, Work]()
         for k, visit in enumerate(visits):
             if k not in ends:
                 try:
                     ends[k] = scripts[k].play(visit)
                 except Pause as pause:
-                    asked[k] = pause.job
+                    asked[k] = pause.work
         for group in groups(asked):
             began = time.perf_counter()
-            found = train_all([asked[k] for k in group])
+            found = work_together([asked[k] for k in group])
             share = (time.perf_counter() - began) / len(group)
             for k, answer in zip(group, found, strict=True):
                 scripts[k].answer(answer, share)
     return [ends[k] for k in range(len(visits))]
 
 
-# --------------------------------------------------------------------------------------------- training together
+# ------------------------------------------------------------------------------------------------ work together
 
 
-def groups(jobs: dict[int, Job]) -> list[list[int]]:
-    """Who can be trained together: the same loss and options on tensors of the same shapes."""
+def groups(asked: dict[int, Work]) -> list[list[int]]:
+    """Who can be served together: the same functions and options on tensors of the same shapes."""
     found = dict[object, list[int]]()
-    for k, job in jobs.items():
-        found.setdefault(_kind(job), []).append(k)
+    for k, work in asked.items():
+        found.setdefault(_kind(work), []).append(k)
     return list(found.values())
 
 
-def _kind(job: Job) -> object:
-    trees = (job.params, job.velocity, job.given, job.carry)
-    shapes = [tuple((k, v.shape, v.dtype) for k, v in tree.items()) for tree in trees]
-    options = (tuple(job.rates[k] for k in job.params), job.momentum, job.weight_decay, job.clip_norm)
-    sample = (job.data.x.shape[1:], job.data.x.dtype, job.data.y.dtype)
-    return (id(job.task), _identity(job.loss), _identity(job.project), *shapes, *options, *sample)
+def _kind(work: Work) -> object:
+    if isinstance(work, Pass):
+        return id(work.task), _identity(work.function), _shapes(work.tree), _shapes({"x": work.x[:1]})
+    options = (tuple(work.rates[k] for k in work.params), work.momentum, work.weight_decay, work.clip_norm)
+    sample = _shapes({"x": work.data.x[:1], "y": work.data.y[:1]})
+    return id(work.task), _identity(work.loss), _identity(work.project), *map(_shapes, _trees(work)), options, sample
+
+
+def _trees(work: Work) -> list[Tree]:
+    return [work.tree] if isinstance(work, Pass) else [work.params, work.velocity, work.given, work.carry]
+
+
+def _shapes(tree: Tree) -> object:
+    return tuple((k, v.shape, v.dtype) for k, v in tree.items())
 
 
 def _identity(function: object) -> object:
@@ -140,27 +158,52 @@ def _identity(function: object) -> object:
     return id(function)
 
 
-def train_all(jobs: Sequence[Job]) -> Sequence[Trained | Exception]:
-    """Jobs of one kind, in one vectorised training if vmap can do it and one by one if not."""
-    if len(jobs) > 1 and _fits(jobs):
+def work_together(group: Sequence[Work]) -> Sequence[Found]:
+    """Work of one kind, vectorised if vmap can do it and one by one if not."""
+    if len(group) > 1 and _fits(group):
         try:
-            return train_together(jobs)
-        except Exception:  # vmap refuses in many ways; a fault of the loss itself comes up again below, at its client
+            return vectorise(group)
+        except Exception:  # vmap refuses in many ways; a fault of the method itself comes up again, at its client
             pass
-    return [_attempt(job) for job in jobs]
+    return [_alone(work) for work in group]
 
 
-def _fits(jobs: Sequence[Job]) -> bool:
-    model = jobs[0].task.model
-    sizes = (count_bytes(tree) for job in jobs for tree in (job.params, job.velocity, job.given, job.carry))
+def vectorise(group: Sequence[Work]) -> Sequence[Found]:
+    if isinstance(group[0], Pass):
+        return pass_together(cast(Sequence[Pass], group))
+    return train_together(cast(Sequence[Job], group))
+
+
+def _fits(group: Sequence[Work]) -> bool:
+    model = group[0].task.model
+    sizes = (count_bytes(tree) for work in group for tree in _trees(work))
     return not (model.has_buffers or model.stochastic) and sum(sizes) <= STACK_LIMIT
 
 
-def _attempt(job: Job) -> Trained | Exception:
+def _alone(work: Work) -> Found:
     try:
-        return train(job)
+        return outputs(work) if isinstance(work, Pass) else train(work)
     except Exception as error:
         return error
+
+
+def pass_together(passes: Sequence[Pass]) -> list[Tensor]:
+    """One pass of many clients over their samples, some of each at a time."""
+    one, tree = passes[0], _stacked([wanted.tree for wanted in passes])
+    size = max(1, min(EVALUATION_BATCH, PASS_LIMIT // (len(passes) * one.x.shape[1:].numel())))
+    parts = [torch.split(wanted.x, size) for wanted in passes]
+    found: list[list[Tensor]] = [[] for _ in passes]
+    with torch.no_grad():
+        for at in range(max(map(len, parts))):
+            members = [k for k, own in enumerate(parts) if at < len(own)]
+            x = pad_sequence([parts[k][at] for k in members], batch_first=True)
+            answers = vmap(partial(one.function, one.task))(_taken(tree, _rows(members)), x)
+            for k, rows in zip(members, answers, strict=True):
+                found[k].append(rows[: len(parts[k][at])])
+    return [torch.cat(own) for own in found]
+
+
+# --------------------------------------------------------------------------------------------- training together
 
 
 def train_together(jobs: Sequence[Job]) -> list[Trained]:
@@ -194,9 +237,7 @@ def vectorised(job: Job) -> Step:
         answer = job.loss(job.task, params, Batch(x, y), {**given, **carry})
         return answer if isinstance(answer, tuple) else (answer, carry)
 
-    def step(
-        w: Tree, v: Tree, carry: Tree, given: Tree, batch: Batch, weight: Tensor
-    ) -> tuple[Tree, Tree, Tree]:
+    def step(w: Tree, v: Tree, carry: Tree, given: Tree, batch: Batch, weight: Tensor) -> tuple[Tree, Tree, Tree]:
         leaves = {k: row.detach().requires_grad_() for k, row in w.items()}
         values, carry = vmap(value)(leaves, batch.x, batch.y, weight, given, carry)
         grads = _slopes(values, leaves)
@@ -257,7 +298,7 @@ def schedule(jobs: Sequence[Job]) -> Iterator[tuple[Rows, Tensor, Tensor]]:
             at[k] += 1
 
 
-def _filled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _filled(batches: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Batches as one matrix; a smaller one repeats its first sample, with weight 0."""
     index = pad_sequence(batches, batch_first=True, padding_value=-1)
     real = index >= 0

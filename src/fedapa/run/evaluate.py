@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.core.tree import Tree
-from fedapa.data.federated import ClientData
+from fedapa.data.federated import ClientData, Split
 from fedapa.methods.method import Method
-from fedapa.task.local import count_correct
+from fedapa.task.local import Engine, Pass, Plain
 from fedapa.task.task import Task
 
 Counts = npt.NDArray[np.int64]
@@ -26,11 +26,12 @@ class Score(NamedTuple):
     valid_total: int = 0
 
 
-def score(method: Method, task: Task, client: Tree, data: ClientData) -> Score:
-    test = count_correct(lambda x: method.predict(task, client, x), data.test)
-    if data.validation is None:
-        return Score(*test)
-    return Score(*test, *count_correct(lambda x: method.predict(task, client, x), data.validation))
+def score(method: Method, task: Task, client: Tree, data: ClientData, engine: Engine | None = None) -> Score:
+    def count(split: Split) -> tuple[int, int]:
+        logits = (engine or Plain()).outputs(Pass(method.predict, task, client, split.x))
+        return int((logits.argmax(1) == split.y).sum()), len(split.y)
+
+    return Score(*count(data.test), *(() if data.validation is None else count(data.validation)))
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
-from fedapa.errors import InputError, RunError
+from fedapa.errors import RunError
 from fedapa.methods.method import Method
-from fedapa.native import Kernel, available, shape_of
 from fedapa.run import loop
+from fedapa.run.engines import Engine, with_engine
 from fedapa.run.evaluate import Summary, summarise
 from fedapa.run.folder import RunFolder
 from fedapa.run.loop import Plan, RoundLog, State
 from fedapa.run.transport import InProcess, Record
-from fedapa.task.models import HEAD, Buffers, SplitModel, build_model
+from fedapa.task.models import HEAD, Buffers, build_model
 from fedapa.task.task import Task, Training
 
-Engine = Literal["auto", "torch", "vmap", "native"]
 Progress = Callable[[RoundLog], None]
 
 
@@ -39,20 +37,8 @@ def make_task(
     """What all parties agree on, read off the data."""
     split = build_model(model, data.shape, data.classes, head, buffers)
     names = tuple(client.name for client in data.clients)
-    kernel = None if engine in ("torch","vmap") else native_kernel(split, data, engine == "native")
-    return Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names, kernel, engine=="vmap")
-
-
-def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
-    """The compiled engine, if it was built and knows this model; an error instead if the user insists on it."""
-    built, reason = available()
-    shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
-    if shape is not None and model.plain_head:
-        return Kernel(shape, data.classes, data.mean, data.std)
-    if insist:
-        why = "it knows only 5x5 convolution, ReLU, 2x2 max-pool blocks with linear layers" if built else reason
-        raise InputError(f"the native engine cannot run this model: {why}", 'use engine = "auto" or "torch"')
-    return None
+    task = Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names)
+    return with_engine(task, data, engine)
 
 
 @dataclass
@@ -113,7 +99,8 @@ def simulate(
 
 def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
     """What must not change between two sessions of one run, or its numbers mean nothing."""
-    return {"method": repr(method), "training": repr(task.training), "plan": repr(plan), "start": digest(client)[:16]}
+    settings = {"method": repr(method), "training": repr(task.training), "plan": repr(plan)}
+    return {**settings, "start": digest(client)[:16], "engine": task.engine}
 
 
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:

@@ -80,10 +80,9 @@ def visit(
     down = engine.once(request.down)
     local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine)
     state = method.receive(task, record.state, down, local)
-    show = lambda state: engine.once(partial(score, method, task, state, data))  # noqa: E731
-    before = show(state) if request.evaluate else None
+    before = score(method, task, state, data, engine) if request.evaluate else None
     if not request.train:
-        after = show(record.state) if request.evaluate_last else None
+        after = score(method, task, record.state, data, engine) if request.evaluate_last else None
         return record, Reply(request.client, None, before, after, engine.clock() - start, 0.0)
     began = engine.clock()
     try:
@@ -92,7 +91,7 @@ def visit(
         spent = engine.clock() - start
         return record, Reply(request.client, {}, before, None, spent, spent, f"its training failed, {error.message}")
     trained = engine.clock() - began
-    after = show(state) if request.evaluate else None
+    after = score(method, task, state, data, engine) if request.evaluate else None
     fault = find_fault(state, state)
     fault = fault and f"its training diverged, {fault}"
     reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault)
@@ -141,7 +140,7 @@ class InProcess:
         if self.task.model.stochastic:  # dropout draws from torch's one global generator
             torch.manual_seed(hash((self.seed, requests[0].round, requests[0].client)) % 2**63)
         ends = play_together([partial(self._visit_one, request) for request in requests])
-        self._pending |= {r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train}
+        self._pending.update({r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train})
         return [reply for _, reply in ends]
 
     def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:

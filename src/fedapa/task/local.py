@@ -47,11 +47,23 @@ class Trained(NamedTuple):
     velocity: Tree
 
 
+class Pass(NamedTuple):
+    """A function of one sample and a model, ``function(task, tree, x)``, to be taken at all samples of a client."""
+
+    function: Callable[[Task, Tree, Tensor], Tensor]
+    task: Task
+    tree: Tree
+    x: Tensor
+
+
 class Engine(Protocol):
     """Who does the work of a visit. An engine may break a visit off and play it again, hence ``once``."""
 
     def train(self, job: Job) -> Trained:
         """Run one training."""
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        """[n, ...] one row per sample, without gradients."""
 
     def once(self, compute: Callable[[], T]) -> T:
         """What ``compute`` answers, computed once in a visit however often the visit is played."""
@@ -65,6 +77,9 @@ class Plain:
 
     def train(self, job: Job) -> Trained:
         return train(job)
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        return outputs(wanted)
 
     def once(self, compute: Callable[[], T]) -> T:
         return compute()
@@ -114,7 +129,7 @@ class Local:
 
     def features(self, params: Mapping[str, Tensor]) -> Tensor:
         """z [n, d] of all own training samples, without gradients."""
-        return self.engine.once(partial(_features, self.task, params, self.data.x))
+        return self.engine.outputs(Pass(Task.features, self.task, dict(params), self.data.x))
 
     def part(self, fraction: float) -> Local:
         """The same toolbox on a random contiguous share of the data (at least one sample)."""
@@ -268,6 +283,13 @@ def clipped(grads: Tree, norm: float) -> Tree:
     return {k: g * scale for k, g in grads.items()}
 
 
+def outputs(wanted: Pass) -> Tensor:
+    """A pass over all samples, part by part."""
+    function, task, tree, x = wanted
+    with torch.no_grad():
+        return torch.cat([function(task, tree, part) for part in torch.split(x, EVALUATION_BATCH)])
+
+
 def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int, int]:
     """(correct, total) of the largest logit."""
     with torch.no_grad():
@@ -280,11 +302,6 @@ def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
     with torch.no_grad():
         pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
-
-
-def _features(task: Task, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([task.features(params, part) for part in torch.split(x, EVALUATION_BATCH)])
 
 
 def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:

@@ -16,8 +16,9 @@ from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.methods.method import Method, Schedule
 from fedapa.run import loop
+from fedapa.run.engines import Engine
 from fedapa.run.loop import Plan, RoundLog, State
-from fedapa.run.simulate import Engine, make_task
+from fedapa.run.simulate import make_task
 from fedapa.run.transport import InProcess, Record, Reply, Request
 from fedapa.task.local import Local
 from fedapa.task.task import Task, Training
