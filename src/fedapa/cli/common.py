@@ -129,9 +129,13 @@ def print_comparison(out: Path, form: str) -> None:
 
     runs = results.load(out)
     if form == "json":
-        ui.show([{"methods": results.table(runs), "runs": results.as_dicts(runs)}], form)
+        ui.dump({"methods": results.table(runs), "runs": results.as_dicts(runs)})
         return
     ui.show([_readable(row) for row in results.table(runs)], form)
+
+
+def _sure(p: float | None) -> str:
+    return "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
@@ -146,5 +150,6 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
         shown["selected %"] = row[f"{row['evaluated']}_selected"]
     shown["worst client %"] = row["worst_client"]
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
-    shown["KiB/client/round"] = f"{row['kib']:.1f}"
+    shown["vs local"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"
+    shown["KiB/visit"] = f"{row['kib']:.1f}"
     return shown

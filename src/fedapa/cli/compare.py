@@ -16,7 +16,9 @@ def command(folder: Path | None, form: str) -> None:
     """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going.
 
     Accuracy is pooled over all test samples, before and after local training; a star marks the one that the method's
-    paper reports. gain/equal/lose counts clients against local training on the same allocation.
+    paper reports; ± is the standard deviation over seeds. gain/equal/lose counts clients against local training on the
+    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test. KiB/visit is what one
+    client receives and sends in one round. --format json adds confidence intervals and every client.
     """
     from fedapa.cli import common
 

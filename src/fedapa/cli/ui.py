@@ -20,7 +20,7 @@ format_option = click.option(
 def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | None = None, title: str = "") -> None:
     """Rows as JSON, or as a table with the chosen columns (key: heading)."""
     if form == "json":
-        click.echo(json.dumps(list(rows), indent=2, default=str))
+        dump(list(rows))
         return
     from rich.console import Console
     from rich.table import Table
@@ -34,6 +34,11 @@ def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | No
         table.add_row(*(cell(row.get(key)) for key in columns))
     width = None if sys.stdout.isatty() else 1000  # a pipe has room for what the table needs
     Console(width=width, highlight=False, markup=False).print(table)
+
+
+def dump(content: Any) -> None:
+    """Plain JSON on standard output."""
+    click.echo(json.dumps(content, indent=2, default=str))
 
 
 def cell(value: Any) -> str:

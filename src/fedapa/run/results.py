@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedapa.errors import InputError
-from fedapa.run import ledger
+from fedapa.methods.catalogue import METHODS
+from fedapa.run import ledger, statistics
 from fedapa.run.evaluate import Counts, Summary
 from fedapa.run.folder import runs_under
 
+Percent = npt.NDArray[np.float64]
 TAIL = 5  # rounds in the mean of the last rounds
 
 
@@ -89,23 +92,29 @@ def _phase(db: Any, name: str) -> Phase | None:
     return Phase(pooled[-1], pooled[best], rows[best][0] + 1, float(np.mean(pooled[-TAIL:])), selected, rows[-1][1])
 
 
-def gains(run: RunResult, runs: Sequence[RunResult]) -> Counts | None:
-    """Per client: +1 better than local training of the same allocation, 0 equal, -1 worse; None without such a run."""
+def against_local(run: RunResult, runs: Sequence[RunResult]) -> tuple[Percent, Percent] | None:
+    """Every client's accuracy with this method and alone, on the same allocation; None without such a local run."""
     for other in runs:
         if (other.label, other.seed, other.partition) == ("local", run.seed, run.partition):
-            mine, theirs = (r.counts[:, 0] / np.maximum(r.counts[:, 1], 1) for r in (run, other))
-            return np.sign(mine - theirs).astype(np.int64)
+            return _percent(run), _percent(other)
     return None
+
+
+def _percent(run: RunResult) -> Percent:
+    found: Percent = 100.0 * run.counts[:, 0] / np.maximum(run.counts[:, 1], 1)
+    return found
 
 
 def table(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One row per method: means over seeds, spread where there are several."""
-    labels = list(dict.fromkeys(run.label for run in runs))
+    known = list(METHODS)
+    place = {name: k for k, name in enumerate(known)}
+    labels = sorted(dict.fromkeys(run.label for run in runs), key=lambda name: place.get(name, len(known)))
     return [_row(label, [run for run in runs if run.label == label], runs) for label in labels]
 
 
 def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
-    compared = [g for run in mine if (g := gains(run, runs)) is not None]
+    compared = [pair for run in mine if (pair := against_local(run, runs)) is not None]
     row: dict[str, Any] = {
         "method": label,
         "seeds": len(mine),
@@ -115,15 +124,25 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> di
     for name in ("before", "after"):
         phases = [getattr(run, name) for run in mine]
         row |= {f"{name}_{key}": _mean([getattr(p, key) for p in phases]) for key in ("last", "tail", "best")}
-        row[f"{name}_sd"] = float(np.std([p.last for p in phases], ddof=1)) if len(phases) > 1 else None
+        spread = statistics.interval([p.last for p in phases])
+        row |= {f"{name}_sd": spread.sd, f"{name}_low": spread.low, f"{name}_high": spread.high}
         selected = [p.selected for p in phases if p.selected is not None]
         row[f"{name}_selected"] = _mean(selected) if len(selected) == len(phases) else None
     row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
     row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
-    row["gain"] = [int(sum((g == sign).sum() for g in compared)) for sign in (1, 0, -1)] if compared else None
+    row |= _against_local(compared)
     row["kib"] = _mean([run.kib for run in mine])
     row["seconds"] = _mean([run.seconds for run in mine])
     return row
+
+
+def _against_local(pairs: Sequence[tuple[Percent, Percent]]) -> dict[str, Any]:
+    """Clients better, equal and worse than alone, the mean gain in points, and a paired test over all of them."""
+    if not pairs:
+        return {"gain": None, "gain_points": None, "gain_p": None}
+    ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    found = statistics.paired(ours, theirs)
+    return {"gain": [found.better, found.equal, found.worse], "gain_points": found.gain, "gain_p": found.p}
 
 
 def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

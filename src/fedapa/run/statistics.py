@@ -51,9 +51,9 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
 def paired(ours: Floats, theirs: Floats) -> Paired:
     """Accuracies in percent, client by client."""
     gaps = np.round(ours - theirs, 9)
-    signs = [int((np.sign(gaps) == sign).sum()) for sign in (1, 0, -1)]
+    better, equal, worse = (int((np.sign(gaps) == sign).sum()) for sign in (1, 0, -1))
     p = float(stats.wilcoxon(gaps, zero_method="pratt").pvalue) if np.any(gaps) and len(gaps) > 1 else None
-    return Paired(len(gaps), float(gaps.mean()), *signs, p)
+    return Paired(len(gaps), float(gaps.mean()), better, equal, worse, p)
 
 
 def ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
