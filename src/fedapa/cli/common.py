@@ -151,5 +151,5 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     shown["worst client %"] = row["worst_client"]
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
     shown["vs local"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"
-    shown["KiB/visit"] = f"{row['kib']:.1f}"
+    shown["KiB/client/round"] = f"{row['kib']:.1f}"
     return shown

@@ -17,7 +17,7 @@ def command(folder: Path | None, form: str) -> None:
 
     Accuracy is pooled over all test samples, before and after local training; a star marks the one that the method's
     paper reports; ± is the standard deviation over seeds. gain/equal/lose counts clients against local training on the
-    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test. KiB/visit is what one
+    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test. KiB is what one
     client receives and sends in one round. --format json adds confidence intervals and every client.
     """
     from fedapa.cli import common

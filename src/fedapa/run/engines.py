@@ -97,7 +97,7 @@ def vmap_is_faster(measured: Measured) -> bool:
         jobs = sample_jobs(measured.task, measured.data, 1)
         if min(seconds(lambda: train(jobs[0])) for _ in range(2)) > LONG_STEP:
             return False
-        jobs = sample_jobs(measured.task, measured.data, SAMPLE)
+        jobs = sample_jobs(measured.task, measured.data, min(SAMPLE, measured.task.clients))
         pairs = [(seconds(lambda: [train(job) for job in jobs]), seconds(lambda: train_together(jobs))) for _ in "123"]
     plain, together = (min(times) for times in zip(*pairs, strict=True))
     return bool(plain > GAIN * together)
@@ -113,10 +113,9 @@ def sample_jobs(task: Task, data: Federated, count: int) -> list[Job]:
 
 def _job(task: Task, split: Split, params: dict[str, Tensor]) -> Job:
     velocity, rates = {k: torch.zeros_like(v) for k, v in params.items()}, dict.fromkeys(params, 0.0)
-    batches = torch.arange(len(split.y)).split(task.training.batch)[:2]
-    return Job(
-        task, cross_entropy, params, velocity, {}, {}, split, partial(iter, batches), rates, 0.9, 0.0, None, None
-    )
+    order, size = torch.arange(len(split.y)), task.training.batch
+    batches = partial(iter, [order[k : k + size] for k in (0, size) if k < len(order)])
+    return Job(task, cross_entropy, params, velocity, {}, {}, split, batches, rates, 0.9, 0.0, None, None)
 
 
 def seconds(work: Callable[[], object]) -> float:
