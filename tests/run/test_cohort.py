@@ -120,7 +120,7 @@ def ask(training: Training, loss: Loss, sizes: Sequence[int] = SIZES, **options:
         data = Split(torch.randn(n, 4, generator=random), torch.randint(3, (n,), generator=random))
         params = dict(zip(("theta", "phi"), task.init(i), strict=True))
         memory = {f"main/{k}": 0.1 * torch.randn(v.shape, generator=random) for k, v in params.items()}
-        given = {"lam": torch.tensor(0.1 * i), "rho": torch.tensor(0.2 + i), "anchor_theta": task.init(9)[0] + i}
+        given = {"lam": torch.tensor(0.1 * i), "rho": torch.tensor(0.1 * i), "anchor_theta": task.init(9)[0]}
         local = Local(task, i, 0, 0, data, memory, engine=engine)  # type: ignore[arg-type]
         local.sgd(loss, params, given=given, **options)  # type: ignore[arg-type]
     return engine.jobs
@@ -133,7 +133,7 @@ def assert_alike(jobs: list[Job]) -> None:
         assert mine.params.keys() == other.params.keys()
         assert distance(mine.params, other.params) < CLOSE
         assert distance(mine.velocity, other.velocity) < CLOSE
-        assert distance(mine.params, job.params) > 1e-3  # something was trained
+        assert distance(job.params, mine.params) > 1e-3  # something was trained
         assert all(v.is_contiguous() and v.untyped_storage().nbytes() == 4 * v.numel() for v in mine.params.values())
 
 
@@ -151,8 +151,6 @@ def test_a_loss_of_any_kind_with_carry(drop_last: bool) -> None:
     jobs = ask(Training(lr=0.05, batch=8, epochs=2, drop_last=drop_last), centred, carry=carry)
     done = [trained.params["seen"].item() for trained in train_together(jobs)]
     assert done == [2 * (n - n % 8 if drop_last and n >= 8 else n) for n in SIZES]
-    for job in jobs:
-        job.params.pop("seen", None)
     assert_alike(jobs)
 
 
