@@ -23,13 +23,13 @@ HERE = Path(__file__).parent
 INTRO = """# Methods
 
 One entry per method: the update rule, what goes down and up, the state on both sides, which model is evaluated, every
-deviation between the paper, public code and ours, hyper-parameters, citation. Made by `python docs/make_methods.py` from
-the code; shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private parameters,
-d = 84 features, C = 10 classes, M = 20 clients).
+deviation between the paper, public code and ours, hyper-parameters, citation. Made by `python docs/make_methods.py`
+from the code; shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private
+parameters, d = 84 features, C = 10 classes, M = 20 clients).
 
 Who sits out a round keeps everything; what it would receive now and its last trained model are shown in every round's
-table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived) and
-**after** it for every method and client; "evaluated" names the one that the method's paper reports.
+table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived)
+and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
 
 `fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
 """
@@ -43,7 +43,8 @@ def page() -> str:
 
 def entry_of(name: str, task: Task) -> str:
     entry, method = METHODS[name], make(name)
-    lines = [f'<a id="{name}"></a>', f"## {entry.title}", "", f"`{name}` · {entry.year} · stays local: {entry.stays}", ""]
+    summary = f"`{name}` · {entry.year} · stays local: {entry.stays}"
+    lines = [f'<a id="{name}"></a>', f"## {entry.title}", "", summary, ""]
     same = next(other for other, found in METHODS.items() if found.where == entry.where)
     if same != name:
         return "\n".join([*lines, f"The method [{METHODS[same].title}](#{same}) with {settings(name)}.", ""])
@@ -59,7 +60,8 @@ def facts(method: Method, task: Task) -> list[str]:
     server, client = method.init(task, 0)
     down, up = wire(method, task, torch.zeros(3, 32, 32))
     kib = (count_bytes(down) + count_bytes(up)) / 1024
-    rows = [("server keeps", shapes(server)), ("client keeps", shapes(client)), ("down", shapes(down)), ("up", shapes(up))]
+    rows = [("server keeps", shapes(server)), ("client keeps", shapes(client))]
+    rows += [("down", shapes(down)), ("up", shapes(up))]
     rows += [("per client and round", f"{kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
     rows += [("schedule", method.schedule)]
     table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]

@@ -73,8 +73,9 @@ def test_row_buffers_leave_idle_rows_alone() -> None:
     assert A[[0, 2]].tolist() == torch.eye(3)[[0, 2]].tolist()
 
 
+weight = st.floats(-2, 2, width=32, allow_subnormal=False)
 rows_of_weights = st.integers(1, 6).flatmap(
-    lambda m: st.lists(st.lists(st.floats(-2, 2, width=32, allow_subnormal=False), min_size=m, max_size=m), min_size=m, max_size=m)
+    lambda m: st.lists(st.lists(weight, min_size=m, max_size=m), min_size=m, max_size=m)
 )
 
 

@@ -22,9 +22,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, ">u4").tobytes() + array.tobytes()
 
 
-def shrink(
-    monkeypatch: pytest.MonkeyPatch, name: str, train: int, test: int, **changes: object
-) -> SourceInfo:
+def shrink(monkeypatch: pytest.MonkeyPatch, name: str, train: int, test: int, **changes: object) -> SourceInfo:
     """Let a data set consist of this many samples, and keep files of the system out of sight."""
     layouts = tuple(layout for layout in SOURCES[name].layouts if not layout.folder.startswith("/"))
     info = replace(SOURCES[name], train=train, test=test, **({"layouts": layouts} | changes))
@@ -74,9 +72,7 @@ def write_cifar100_binary(folder: Path) -> np.ndarray:
     return x
 
 
-def python3_batch(
-    x: np.ndarray, labels: np.ndarray, key: str, protocol: int, as_bytes: bool = False
-) -> bytes:
+def python3_batch(x: np.ndarray, labels: np.ndarray, key: str, protocol: int, as_bytes: bool = False) -> bytes:
     batch = {"data": x.reshape(len(x), -1), key: labels.tolist(), "batch_label": "tiny"}
     return pickle.dumps({k.encode() if as_bytes else k: v for k, v in batch.items()}, protocol)
 

@@ -39,9 +39,7 @@ def test_the_registry_describes_what_load_returns() -> None:
 
 @pytest.mark.parametrize("folder", ["FashionMNIST/raw", "fashion-mnist", "."])
 @pytest.mark.parametrize("packed", [True, False])
-def test_fmnist_from_every_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, packed: bool
-) -> None:
+def test_fmnist_from_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, packed: bool) -> None:
     files.shrink(monkeypatch, "fmnist", 30, 10)
     assert not is_present("fmnist", tmp_path)
     arrays = files.write_fmnist(tmp_path / folder, packed=packed)

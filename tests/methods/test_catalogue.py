@@ -17,7 +17,8 @@ from fedapa.task.task import Task
 # Kilobytes per client and round of the FedAPA paper's Table 2, or what its own text implies where it errs.
 TABLE_2 = {
     "local": 0.0, "fedavg": 484.4, "fedphp": 484.4, "fedamp": 484.4, "fedala": 484.4, "dbe": 484.4, "pfedla": 484.4,
-    "pfedhn": 484.4, "fedapa": 477.8, "pfedhn-pc": 477.8, "apple": 4844.2, "fedpac": 494.3, "fedproto": 6.6, "fedgh": 6.6,
+    "pfedhn": 484.4, "fedapa": 477.8, "pfedhn-pc": 477.8, "apple": 4844.2, "fedpac": 494.3, "fedproto": 6.6,
+    "fedgh": 6.6,
 }  # fmt: skip
 
 

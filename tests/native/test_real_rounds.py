@@ -12,8 +12,8 @@ from fedapa.data import sources
 
 @pytest.mark.skipif(not sources.is_present("cifar10"), reason="cifar10 is not in the folder that FEDAPA_DATA names")
 def test_four_rounds_of_cifar10_end_where_torch_ends() -> None:
-    data = images.unbalanced("cifar10", 8, 4_000, 5_000)
-    found = agreement(data, seed=0)
-    assert found.layouts > 1e-6, "the two layouts of torch are one"
-    assert 0 < found.native <= 1.5 * found.layouts
-    assert found.gap <= 0.3  # points: 15 of the 5,000 test samples
+    """Three seeds pooled: of one small run the ratio of two drifts is mostly chance (0.9 to 1.6 over three seeds)."""
+    found = [agreement(images.unbalanced("cifar10", 8, 2_500, 4_000, seed), seed) for seed in range(3)]
+    assert all(a.native > 0 and a.layouts > 1e-6 for a in found), "the two layouts of torch are one"
+    assert sum(a.native for a in found) <= 1.5 * sum(a.layouts for a in found)
+    assert max(a.gap for a in found) <= 0.3  # points: 12 of the 4,000 test samples

@@ -38,7 +38,8 @@ def test_sgd_is_torchs_sgd_on_the_same_batches(weight_decay: float) -> None:
     samples = data()
     for index in local(task).batches(3):
         optimiser.zero_grad()
-        F.cross_entropy(task.predict({"theta": leaves[0], "phi": leaves[1]}, samples.x[index]), samples.y[index]).backward()
+        logits = task.predict({"theta": leaves[0], "phi": leaves[1]}, samples.x[index])
+        F.cross_entropy(logits, samples.y[index]).backward()
         optimiser.step()
     assert torch.allclose(found["theta"], leaves[0].detach(), atol=1e-6)
     assert torch.allclose(found["phi"], leaves[1].detach(), atol=1e-6)

@@ -8,7 +8,11 @@ from fedapa.task.models import MODELS, SplitModel, build_model
 
 @pytest.mark.parametrize(
     ("shape", "classes", "theta", "phi", "flat"),
-    [((3, 32, 32), 10, 61_156, 850, 400), ((1, 28, 28), 10, 43_580 + 106, 850, 256), ((3, 32, 32), 100, 61_156, 8_500, 400)],
+    [
+        ((3, 32, 32), 10, 61_156, 850, 400),
+        ((1, 28, 28), 10, 43_580 + 106, 850, 256),
+        ((3, 32, 32), 100, 61_156, 8_500, 400),
+    ],
 )
 def test_lenet_has_the_papers_sizes(shape: tuple[int, ...], classes: int, theta: int, phi: int, flat: int) -> None:
     model = build_model("lenet5", shape, classes)

@@ -77,9 +77,7 @@ def _read_at_most(path: Path, size: int) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{path}: cannot be read: {error.strerror or error}", hint="check the file and its rights"
-    )
+    return InputError(f"{path}: cannot be read: {error.strerror or error}", hint="check the file and its rights")
 
 
 def _describe_idx(content: bytes) -> str:

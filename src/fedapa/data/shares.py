@@ -83,9 +83,7 @@ def random_holders(numbers: Floats, clients: int, classes: int, per_client: int)
     A random order of the classes is dealt to a random order of the clients until every class is out or every
     hand is full; the other places of each hand are filled at random.
     """
-    of_clients, of_classes, keys, weights = np.split(
-        numbers, np.cumsum([clients, classes, clients * classes]), axis=1
-    )
+    of_clients, of_classes, keys, weights = np.split(numbers, np.cumsum([clients, classes, clients * classes]), axis=1)
     dealt = np.arange(min(classes, clients * per_client))
     who = of_clients.argsort(1)[:, dealt // per_client]
     what = of_classes.argsort(1)[:, dealt]

@@ -40,7 +40,14 @@ METHODS: dict[str, Entry] = {
     "fedphp": Entry("FedPHP", "fedphp:FedPHP", 2021, "inherited private model", "ω", "ω, n", "li2021fedphp", 484.4),
     "fedamp": Entry("FedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4),
     "fedamp-heur": Entry(
-        "HeurFedAMP", "fedamp:FedAMP", 2021, "–", "own mixture of ω", "ω", "huang2021", 484.4,
+        "HeurFedAMP",
+        "fedamp:FedAMP",
+        2021,
+        "–",
+        "own mixture of ω",
+        "ω",
+        "huang2021",
+        484.4,
         {"attention": "heuristic"},
     ),
     "apple": Entry(
@@ -61,16 +68,22 @@ METHODS: dict[str, Entry] = {
     "dbe": Entry(
         "DBE", "dbe:DBE", 2023, "bias of the features", "ω (+ mean)", "ω, n (+ mean once)", "zhang2023dbe", 484.4
     ),
-    "fedproto": Entry(
-        "FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6
-    ),
+    "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6),
     "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023", 6.6),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
-        "FedAPA (released code)", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8,
+        "FedAPA (released code)",
+        "fedapa:FedAPA",
+        2025,
+        "head",
+        "own mixture of θ",
+        "θ",
+        "sun2025",
+        477.8,
         {"mu": 1.0, "weight_momentum": 0.9, "buffer": "shared", "project_at": "send", "order": "sequential"},
     ),
 }
+
 
 def entry(name: str) -> Entry:
     """What is known about a method of this name."""

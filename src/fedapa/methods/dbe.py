@@ -85,9 +85,7 @@ class DBE(Method):
             return client, up
         return client, {**up, "mean": trained["m"]} if self.keep_first else {"n": up["n"], "mean": trained["m"]}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         ready, told = bool(server["ready"] > 0), server["told"].clone()
         if ready:
             told[list(ids)] = 1.0

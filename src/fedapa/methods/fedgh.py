@@ -58,9 +58,7 @@ class FedGH(Method):
         sums = class_sums(local.features(client), local.data.y, task.classes)
         return client, {"means": class_means(sums, counts), "counts": counts}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         ups = [ups[k] for k in sorted(range(len(ids)), key=lambda k: ids[k])]
         owned = torch.stack([up["counts"] for up in ups]) > 0  # [S, C]
         z, y = torch.stack([up["means"] for up in ups])[owned], owned.nonzero()[:, 1]

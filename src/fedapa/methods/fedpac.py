@@ -83,9 +83,7 @@ class FedPAC(Method):
         new = proto.class_sums(local.features(client), local.data.y, task.classes)
         return client, {**client, "sums": new, "counts": counts, "h": h, "V": V}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         theta, phi, sums, counts, h, V = (
             torch.stack([up[name] for up in ups]) for name in ("theta", "phi", "sums", "counts", "h", "V")
         )

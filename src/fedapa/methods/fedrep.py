@@ -58,9 +58,7 @@ class FedRep(Method):
         theta = local.sgd(cross_entropy, theta, given=phi, epochs=self.extractor_epochs or None)
         return {**theta, **phi}, {**theta, "n": torch.tensor([float(local.n)])}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {"theta": sample_mean(ups, "theta")}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

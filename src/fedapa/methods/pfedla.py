@@ -79,9 +79,7 @@ class PFedLA(Method):
         client = local.sgd(cross_entropy, client)
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         index, new = torch.tensor(list(ids)), torch.stack([up["omega"] for up in ups])
         slope = self._slopes(task, server["omega"], new - torch.stack([down["omega"] for down in downs]))
         psi = server["psi"][index].requires_grad_()
