@@ -59,9 +59,7 @@ def tar_of(*folders: Path, extra: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
     return buffer.getvalue()
 
 
-def offer_cifar10(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes = b""
-) -> np.ndarray:
+def offer_cifar10(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes = b"") -> np.ndarray:
     x = files.write_cifar10_binary(tmp_path / "made" / "cifar-10-batches-bin")
     item = site.offer("cifar-10-binary.tar.gz", content or tar_of(tmp_path / "made" / "cifar-10-batches-bin"))
     files.shrink(monkeypatch, "cifar10", 50, 10, downloads=(item,))
@@ -98,9 +96,7 @@ def test_fmnist_is_fetched_once_and_repaired(
     assert capsys.readouterr().err == ""
 
 
-def test_cifar_is_unpacked_and_the_archive_removed(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cifar_is_unpacked_and_the_archive_removed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = offer_cifar10(site, tmp_path, monkeypatch)
     folder = fetch("cifar10", tmp_path / "data", progress=False)
     np.testing.assert_array_equal(load("cifar10", tmp_path / "data").x_train, x[:50])

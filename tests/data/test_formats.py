@@ -140,9 +140,7 @@ def test_a_malicious_pickle_is_refused_without_running(tmp_path: Path, protocol:
 
 
 def test_no_codec_but_latin1(tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(
-        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R."
-    )
+    (tmp_path / "batch").write_bytes(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.")
     with pytest.raises(InputError, match="codec hex"):
         read_cifar_python(tmp_path / "batch", 1, 10, "labels")
 

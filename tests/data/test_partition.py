@@ -122,9 +122,7 @@ def test_pathological_plants_groups_of_equal_classes(
     counts = label_counts(made, *labels).train
     sets = [tuple(np.flatnonzero(row)) for row in counts]
     size = clients // groups
-    expected = [
-        tuple(range(i // size * per_client, i // size * per_client + per_client)) for i in range(clients)
-    ]
+    expected = [tuple(range(i // size * per_client, i // size * per_client + per_client)) for i in range(clients)]
     assert sets == expected
     smallest = np.where(counts > 0, counts, counts.max()).min(0)
     assert (counts.max(0) / (smallest + 1) < 7 / 3).all()  # U(0.3, 0.7) within every class
@@ -168,9 +166,7 @@ def test_iid_depends_on_the_seed_and_not_on_the_order() -> None:
     seed=st.integers(0, 10_000),
     order=st.randoms(use_true_random=False),
 )
-def test_disjoint_sorted_in_range_and_deterministic(
-    rule: str, clients: int, seed: int, order: object
-) -> None:
+def test_disjoint_sorted_in_range_and_deterministic(rule: str, clients: int, seed: int, order: object) -> None:
     y_train, y_test = SMALL[0].copy(), SMALL[1].copy()
     order.shuffle(y_train)  # type: ignore[attr-defined]
     extra = {} if rule == "iid" else {"max_redraws": 2000}
@@ -204,9 +200,7 @@ def test_train_and_test_have_the_same_shares_up_to_rounding(rule: str, seed: int
 
 @pytest.mark.parametrize("rule", ["dirichlet", "pathological", "random-classes", "quantity"])
 @pytest.mark.parametrize("at_once", [1, 7])
-def test_the_batch_size_of_candidates_changes_nothing(
-    rule: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_batch_size_of_candidates_changes_nothing(rule: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     minimum = {"dirichlet": 300, "pathological": 2000, "random-classes": 1600, "quantity": 200}[rule]
     expected = split(rule, *CIFAR10, clients=20, seed=3, min_train=minimum)
     assert int(str(expected.rule["redraws"])) > 0
@@ -314,9 +308,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 
 def test_indices_outside_a_data_set_are_refused() -> None:
     made = split("iid", *SMALL, clients=4, **TINY)
-    with pytest.raises(
-        InputError, match=r"client \d has train index 2\d\d, the data set has 100 train samples"
-    ):
+    with pytest.raises(InputError, match=r"client \d has train index 2\d\d, the data set has 100 train samples"):
         label_counts(made, SMALL[0][:100], SMALL[1])
 
 

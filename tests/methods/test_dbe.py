@@ -162,9 +162,7 @@ def test_the_bias_is_private_and_used():
     shown = method.receive(task, client, method.send(task, server, 0), Local(task, 0, 1, 0, make_data()[0]))
     assert torch.equal(shown["b"], client["b"])
     x = make_data()[0].x
-    assert torch.allclose(
-        method.predict(task, shown, x), task.logits(shown, task.features(shown, x) + client["b"])
-    )
+    assert torch.allclose(method.predict(task, shown, x), task.logits(shown, task.features(shown, x) + client["b"]))
     assert not torch.allclose(method.predict(task, shown, x), task.predict(shown, x))
 
 

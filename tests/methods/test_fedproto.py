@@ -138,9 +138,7 @@ def test_before_there_are_prototypes_the_head_predicts(inference):
     server, client = method.init(task, 0)
     assert torch.equal(method.predict(task, client, data.x), task.predict(client, data.x))
     trained, down, up = visit(method, task, server, client, 2)
-    shown = method.receive(
-        task, trained, method.absorb(task, server, [2], [down], [up]), Local(task, 2, 1, 0, data)
-    )
+    shown = method.receive(task, trained, method.absorb(task, server, [2], [down], [up]), Local(task, 2, 1, 0, data))
     assert torch.isfinite(method.predict(task, shown, data.x)).all()
     assert {k: v.shape for k, v in shown.items()} == {k: v.shape for k, v in client.items()}
     if inference != "head":

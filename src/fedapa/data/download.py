@@ -104,10 +104,6 @@ def _extract(archive: Path, wanted: Collection[str], folder: Path) -> None:
             members = [member for member in tar if member.isfile() and member.name in wanted]
             tar.extractall(folder, members, filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{archive}: not a complete tar.gz: {error}", hint="delete it and fetch again"
-        ) from error
+        raise InputError(f"{archive}: not a complete tar.gz: {error}", hint="delete it and fetch again") from error
     except OSError as error:
-        raise RunError(
-            f"{archive}: cannot be unpacked: {error.strerror or error}", hint="check the disk"
-        ) from error
+        raise RunError(f"{archive}: cannot be unpacked: {error.strerror or error}", hint="check the disk") from error

@@ -79,9 +79,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     )
     parts = (train, partition.test, held) if validation else (train, partition.test)
     shape = dataset.x_train.shape[1:]
-    return Federated(
-        dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts)
-    )
+    return Federated(dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts))
 
 
 def _check_share(validation: float) -> None:
@@ -150,9 +148,7 @@ def from_arrays(
     """
     if not clients:
         raise InputError("there are no clients", hint="give at least one tuple of four arrays")
-    data = tuple(
-        _client(who, arrays) for who, arrays in zip(_names(names, len(clients)), clients, strict=True)
-    )
+    data = tuple(_client(who, arrays) for who, arrays in zip(_names(names, len(clients)), clients, strict=True))
     _check_alike(data)
     classes = _checked_classes(data, classes)
     first = data[0].train.x
@@ -279,9 +275,7 @@ def _per_channel(
     if len(chosen) not in (1, shape[0]):
         raise InputError(f"{what} has {len(chosen)} values for {shape[0]} channels", hint="give one or all")
     if not np.isfinite(chosen).all() or (what == "std" and min(chosen) <= 0):
-        raise InputError(
-            f"{what} = {chosen} cannot be used for scaling", hint="give finite numbers, std above 0"
-        )
+        raise InputError(f"{what} = {chosen} cannot be used for scaling", hint="give finite numbers, std above 0")
     return chosen * (shape[0] // len(chosen))
 
 

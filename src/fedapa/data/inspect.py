@@ -92,9 +92,7 @@ def _bubbles(counts: Index, class_names: Sequence[str], title: str | None) -> An
     axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
     axes.set_xticks(_ticks(clients))
     axes.set_yticks(_ticks(classes), [class_names[k] for k in _ticks(classes)])
-    axes.set_title(
-        title or f"train samples per client and class (largest bubble: {counts.max():,})", fontsize=9
-    )
+    axes.set_title(title or f"train samples per client and class (largest bubble: {counts.max():,})", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -118,6 +116,4 @@ def _save(figure: Any, path: Path) -> None:
             figure.savefig(draft, dpi=150)
             os.replace(draft, path)
     except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written: {error.strerror or error}", hint="check the folder"
-        ) from error
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}", hint="check the folder") from error

@@ -411,9 +411,7 @@ def _even_deals(clients: int, classes: int, per_client: int) -> str:
     return f"with {per_client} classes per client use {counts} clients; {advice}"
 
 
-def _check_groups(
-    request: Request, names: npt.NDArray[np.str_], groups: Sequence[npt.NDArray[np.str_]]
-) -> None:
+def _check_groups(request: Request, names: npt.NDArray[np.str_], groups: Sequence[npt.NDArray[np.str_]]) -> None:
     for part, of_samples, codes in zip(("train", "test"), groups, request.codes, strict=True):
         if of_samples.shape != codes.shape:
             raise InputError(
@@ -433,9 +431,7 @@ def _check_groups(
         )
 
 
-def _check_sizes(
-    request: Request, train: Index, test: Index, names: npt.NDArray[np.str_] | None = None
-) -> None:
+def _check_sizes(request: Request, train: Index, test: Index, names: npt.NDArray[np.str_] | None = None) -> None:
     for part, sizes, minimum in zip(("train", "test"), (train, test), request.minimum, strict=True):
         i = int(sizes.argmin())
         if sizes[i] <= minimum:
@@ -568,9 +564,7 @@ def save(partition: Partition, path: Path) -> None:
     try:
         _write_atomically(Path(path), arrays)
     except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written: {error.strerror or error}", hint="check the folder"
-        ) from error
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}", hint="check the folder") from error
 
 
 def _write_atomically(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -605,9 +599,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         header = json.loads(arrays["header"].tobytes())
         recognised = header["format"] == FORMAT
     except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: no such partition file", hint="make one with 'fedapa data split'"
-        ) from error
+        raise InputError(f"{path}: no such partition file", hint="make one with 'fedapa data split'") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_ZIP_ERRORS) as error:
         raise _not_a_partition(path, str(error).splitlines()[0] if str(error) else "it is empty") from error
     if not recognised:
@@ -619,9 +611,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError
 
 
 def _not_a_partition(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"{path}: not a sound partition file: {reason}", hint="make it again with 'fedapa data split'"
-    )
+    return InputError(f"{path}: not a sound partition file: {reason}", hint="make it again with 'fedapa data split'")
 
 
 def _split_lists(values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> tuple[Index, ...]:

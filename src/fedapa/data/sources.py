@@ -326,9 +326,7 @@ SOURCES: dict[str, SourceInfo] = {
                     partial(_read_batches, partial(read_cifar_python, label_key="fine_labels")),
                 ),
             ),
-            downloads=(
-                Download(f"{_CIFAR_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-            ),
+            downloads=(Download(f"{_CIFAR_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
         ),
     )
 }

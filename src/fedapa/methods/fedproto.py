@@ -71,9 +71,7 @@ class FedProto(Method):
         client = {**client, **params, "own": proto.class_means(sums, counts), "owned": counts}
         return client, {"sums": sums, "counts": counts}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         sums, counts = (torch.stack([up[name] for up in ups]) for name in ("sums", "counts"))
         if self.average == "clients":
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).float()
@@ -95,15 +93,11 @@ class FedProto(Method):
             counts = counts * client["owned"]
         return torch.where((counts > 0).any(), proto.nearest_logits(z, prototypes, counts), logits)
 
-    def _learn_then_look(
-        self, task: Task, params: Tree, given: Tree, local: Local
-    ) -> tuple[Tree, Tensor, Tensor]:
+    def _learn_then_look(self, task: Task, params: Tree, given: Tree, local: Local) -> tuple[Tree, Tensor, Tensor]:
         params = local.sgd(attracted, params, given=given)
         return params, proto.class_sums(local.features(params), local.data.y, task.classes), local.counts()
 
-    def _learn_and_watch(
-        self, task: Task, params: Tree, given: Tree, local: Local
-    ) -> tuple[Tree, Tensor, Tensor]:
+    def _learn_and_watch(self, task: Task, params: Tree, given: Tree, local: Local) -> tuple[Tree, Tensor, Tensor]:
         params = local.sgd(attracted, params, given=given, epochs=task.training.epochs - 1)
         carry = {"sums": torch.zeros(task.classes, task.d), "counts": torch.zeros(task.classes)}
         params = local.sgd(watched, params, given=given, carry=carry, epochs=1)

@@ -104,9 +104,7 @@ class PFedHN(Method):
             return client, {"theta": client["theta"]}
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
-    def absorb(
-        self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]
-    ) -> Tree:
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         (name,) = downs[0]
         rows = sorted(range(len(ids)), key=lambda k: ids[k])
         delta = torch.stack([downs[k][name] - ups[k][name] for k in rows])  # [S, P]
