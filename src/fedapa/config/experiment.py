@@ -107,7 +107,8 @@ def execute(folder: Path, progress: Progress | None = None, started: Callable[[P
         "partition": parts.data.fingerprint,
         "source": config.data.source,
     }
-    return simulate(*parts, folder, meta, config.run.checkpoint_every, config.run.workers, progress)
+    run = config.run
+    return simulate(*parts, folder, meta, run.checkpoint_every, run.workers, progress, run.mmap_above_mb)
 
 
 def load_data(config: Config, seed: int) -> Federated:

@@ -79,6 +79,7 @@ class RunConfig(Section):
     schedule: Literal["auto", "parallel", "sequential"] = Field("auto", description="auto: what the method asks for")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last is always evaluated")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; the last is always kept")
+    mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server live in a mapped file")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
     engine: Literal["auto", "torch", "vmap", "native"] = Field("auto", description="what runs the training steps")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,20 +51,30 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return max(gaps, default=0.0)
 
 
-def weighted_mean(stack: Tensor, weights: Tensor) -> Tensor:
-    """Mean of the rows of ``stack`` [S, P] with the given weights [S]; equal rows come back as they are.
+def weighted_mean(rows: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """Mean of ``rows`` (S of them, stacked or not) with the given weights [S]; equal rows come back as they are.
 
-    Taken around the first row, so that averaging equal models changes no bit.
+    Taken around the first row, so that averaging equal models changes no bit; one by one, so that uploads need no
+    second copy.
     """
-    base = stack[0]
-    return base + (weights / weights.sum()) @ (stack - base)
+    base, moved = rows[0], torch.zeros_like(rows[0])
+    for row, share in zip(rows, (weights / weights.sum()).tolist(), strict=True):
+        moved.add_(row - base, alpha=share)
+    return base + moved
 
 
-def with_rows(matrix: Tensor, ids: Tensor, rows: Tensor, donate: bool = False) -> Tensor:
+def with_rows(matrix: Tensor, ids: Tensor, rows: Iterable[Tensor], donate: bool = False) -> Tensor:
     """``matrix`` with some rows replaced; in place only where the caller gave the matrix away."""
-    matrix = matrix if donate else matrix.clone()
-    matrix[ids] = rows
+    matrix = writable(matrix, donate)
+    for i, row in zip(ids.tolist(), rows, strict=True):  # one by one: uploads need no second copy, stacked
+        matrix[i] = row
     return matrix
+
+
+def writable(matrix: Tensor, donate: bool) -> Tensor:
+    """The matrix itself where the caller gave it away, or else a copy; rows that share memory are always copied."""
+    shared = matrix.stride(0) == 0 and len(matrix) > 1
+    return matrix if donate and not shared else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def find_fault(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:

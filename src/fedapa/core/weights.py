@@ -2,18 +2,24 @@
 
 Shapes: Theta [M, P] holds every client's last extractor, A [M, M] one row of weights per client, delta [S, P] what
 the S served clients changed. No autograd: the derivative of theta_bar_i in A_i is Theta itself.
+
+``aggregate``, ``slopes``, ``descend`` and ``project`` are the arithmetic. ``mix``, ``learn`` and ``inner_products`` run
+it over slices of Theta's columns, so that nothing of the size M x P or S x P is made beside Theta and the uploads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Sign = Literal["descend", "printed"]
 SelfWeight = Literal["raw", "share", "off"]
 Buffer = Literal["row", "shared"]
+MANY, WIDE, NARROW = 200, 16_384, 2_048  # columns per slice, up to so many clients and beyond: measured
 
 
 def aggregate(rows: Tensor, theta: Tensor) -> Tensor:
@@ -62,14 +68,18 @@ def project(
     self_weight: SelfWeight = "raw",
     clip: bool = True,
     normalise: bool = True,
+    top_k: int = 0,
 ) -> Tensor:
     """Clip to [0, 1], set each row's own entry, normalise; ``own[k]`` is the client that row k belongs to.
 
     ``raw`` writes mu before normalising (Algorithm 1: the share becomes mu / (mu + rest)), ``share`` makes mu the exact
-    share after it, ``off`` leaves the own entry as learned. A row with nothing to normalise becomes e_own.
+    share after it, ``off`` leaves the own entry as learned. A row with nothing to normalise becomes e_own. With
+    ``top_k`` all but the k largest others become zero after the clip and before the rest, so that rows stay normalised.
     """
     rows = rows.clamp(0, 1) if clip else rows.clone()
     line = torch.arange(len(rows))
+    if 0 < top_k < rows.shape[1] - 1:
+        rows = _thinned(rows, line, own, top_k)
     if self_weight == "share":
         return _share(rows, line, own, mu)
     if self_weight == "raw":
@@ -92,3 +102,74 @@ def _share(rows: Tensor, line: Tensor, own: Tensor, mu: float) -> Tensor:
     rows = rows * torch.where(alone[:, None], torch.zeros_like(others), (1 - mu) / others)
     rows[line, own] = torch.where(alone, 1.0, mu).to(rows.dtype)
     return rows
+
+
+def _thinned(rows: Tensor, line: Tensor, own: Tensor, top_k: int) -> Tensor:
+    others = rows.index_put((line, own), torch.tensor(-torch.inf, dtype=rows.dtype))
+    kept = others.topk(top_k, 1).indices
+    thin = torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
+    thin[line, own] = rows[line, own]
+    return thin
+
+
+def mix(rows: Tensor, theta: Tensor, sparse: bool = False) -> list[Tensor]:
+    """theta_bar_i for every row, each in memory of its own; ``sparse`` reads only what has a weight other than 0."""
+    mixed = [torch.empty(theta.shape[1], dtype=theta.dtype) for _ in rows]
+    blend = Sparse(rows) if sparse else Dense(rows)
+    for columns in slices(*theta.shape):
+        for whole, part in zip(mixed, blend(theta[:, columns]), strict=True):
+            whole[columns] = part
+    return mixed
+
+
+def learn(
+    theta: Tensor, rows: Tensor, ids: Tensor, new: Sequence[Tensor], sign: Sign = "descend", sparse: bool = False
+) -> Tensor:
+    """Eq. 5 to 7 in one pass: the slopes of the rows that mixed for ``ids``; ``new`` takes their places in theta.
+
+    theta changes, slice by slice. What was sent is mixed again, which is cheaper than keeping it.
+    """
+    slope = torch.zeros(len(rows), len(theta), dtype=theta.dtype)
+    blend = Sparse(rows) if sparse else Dense(rows)
+    for columns in slices(*theta.shape):
+        old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
+        slope += slopes(fresh - blend(old), old, sign)
+        old[ids] = fresh
+    return slope
+
+
+def inner_products(rows: Sequence[Tensor], theta: Tensor) -> Tensor:
+    """[S, M] <row, theta_j> in float64, summed over float32 products of slices."""
+    total = torch.zeros(len(rows), len(theta), dtype=torch.float64)
+    for columns in slices(*theta.shape):
+        total += torch.stack([row[columns] for row in rows]) @ theta[:, columns].T
+    return total
+
+
+def slices(clients: int, size: int) -> Iterator[slice]:
+    """Column slices of Theta that fit into the cache; they depend on its shape alone, and so do the results' bits."""
+    width = NARROW if clients >= MANY else WIDE
+    return (slice(start, min(start + width, size)) for start in range(0, size, width))
+
+
+class Dense:
+    """Mixes slices of Theta by all weights."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return aggregate(self.rows, part)
+
+
+class Sparse:
+    """Mixes slices of Theta by the weights that are not zero."""
+
+    def __init__(self, rows: Tensor) -> None:
+        count = (rows != 0).sum(1)
+        self.first = count.cumsum(0) - count
+        line, self.client = rows.nonzero(as_tuple=True)
+        self.weight = rows[line, self.client]
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return F.embedding_bag(self.client, part, self.first, mode="sum", per_sample_weights=self.weight)

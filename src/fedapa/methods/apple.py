@@ -54,9 +54,10 @@ class APPLE(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         core = task.join(theta, phi)
-        cores = (
-            [_own_start(task, seed, j) for j in range(task.clients)] if self.start == "own" else [core] * task.clients
-        )
+        cores = core.expand(task.clients, -1)
+        if self.start == "own":
+            starts = (_own_start(task, seed, j) for j in range(task.clients))
+            cores = with_rows(cores, torch.arange(task.clients), starts)
         client = {
             "theta": theta,
             "phi": phi,
@@ -64,7 +65,7 @@ class APPLE(Method):
             "p": _sample_shares(task),
             "begun": torch.zeros(1),
         }
-        return {"cores": torch.stack(cores)}, client
+        return {"cores": cores}, client
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return {"others": torch.cat([server["cores"][:i], server["cores"][i + 1 :]])}
@@ -87,7 +88,7 @@ class APPLE(Method):
         return self._personal(task, {**client, "core": core, "p": p}, down, i), {"core": core}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        new = torch.stack([up["core"] for up in ups])
+        new = [up["core"] for up in ups]
         return {"cores": with_rows(server["cores"], torch.tensor(list(ids)), new, task.donate)}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """FedAMP and HeurFedAMP (Huang et al., AAAI 2021): each client gets a mixture of those who resemble it.
 
-Server: omega [M, P+Q], the last model of every client.
+Server: omega [M, P+Q], the last model of every client, and gram [M, M], their inner products, of which every round
+        renews the rows of those who answered: distances and cosines then cost no pass over omega.
 Down    u_i = sum_j a_ij w_j, with the other clients' shares
         exact:      a_ij = alpha A'(|w_i - w_j|^2), A'(x) = exp(-x / sigma) / sigma
         heuristic:  a_ij = (1 - xi) exp(sharpness cos(w_i, w_j)) / sum_{h != i} exp(sharpness cos(w_i, w_h))
@@ -40,6 +41,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedapa.core import weights
 from fedapa.core.tree import Tree, with_rows
 from fedapa.errors import InputError
 from fedapa.methods.fedprox import pull
@@ -50,6 +52,7 @@ from fedapa.task.task import Task, proximal
 
 @dataclass(frozen=True)
 class FedAMP(Method):
+    together: ClassVar[bool] = True
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
     attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")
@@ -62,11 +65,16 @@ class FedAMP(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         self._refuse_negative_shares(task.clients)
         theta, phi = task.init(seed)
-        return {"omega": task.join(theta, phi).repeat(task.clients, 1)}, {"theta": theta, "phi": phi}
+        omega, M = task.join(theta, phi), task.clients
+        server = {"omega": omega.expand(M, -1), "gram": omega.double().square().sum().repeat(M, M)}
+        return server, {"theta": theta, "phi": phi}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        omega = server["omega"]
-        return {"omega": self.shares(omega, torch.tensor([i]), omega[i : i + 1])[0] @ omega}
+        return self.send_many(task, server, [i])[0]
+
+    def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
+        rows = self.shares(gram(server), torch.tensor(list(ids)))
+        return [{"omega": mixed} for mixed in weights.mix(rows, server["omega"])]
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
         return task.parts(down["omega"])
@@ -77,8 +85,11 @@ class FedAMP(Method):
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        new = torch.stack([up["omega"] for up in ups])
-        return {"omega": with_rows(server["omega"], torch.tensor(list(ids)), new, task.donate)}
+        own, new, inner = torch.tensor(list(ids)), [up["omega"] for up in ups], gram(server).clone()
+        omega = with_rows(server["omega"], own, new, task.donate)
+        inner[own] = weights.inner_products(new, omega)
+        inner[:, own] = inner[own].T
+        return {"omega": omega, "gram": inner}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
@@ -87,17 +98,15 @@ class FedAMP(Method):
         return {"local": replace(self, lam=0.0, alpha=1e-9 * self.sigma, xi=1.0)}
 
     def watch(self, server: Tree) -> Tree:
-        omega = server["omega"]
-        return {"A": self.shares(omega, torch.arange(len(omega)), omega)}
+        return {"A": self.shares(gram(server), torch.arange(len(server["omega"])))}
 
-    def shares(self, omega: Tensor, own: Tensor, rows: Tensor) -> Tensor:
-        """a_i [S, M] for the clients ``own``, whose models are ``rows``, from inner products."""
-        inner, length = rows @ omega.T, torch.linalg.vector_norm(omega, dim=1)
+    def shares(self, inner: Tensor, own: Tensor) -> Tensor:
+        """a_i [S, M] for the clients ``own``, from all inner products [M, M]."""
         weigh = self._by_distance if self.attention == "exact" else self._by_cosine
-        A, line = weigh(inner, length, own), torch.arange(len(own))
+        A, line = weigh(inner[own], inner.diagonal().sqrt(), own), torch.arange(len(own))
         A[line, own] = 0.0
         A[line, own] = 1.0 - A.sum(1)
-        return A
+        return A.float()
 
     def _by_distance(self, inner: Tensor, length: Tensor, own: Tensor) -> Tensor:
         gaps = (length[own, None].square() + length.square() - 2 * inner).clamp(min=0)
@@ -119,3 +128,9 @@ class FedAMP(Method):
                 f"FedAMP.alpha gives the other clients up to {others:.3g} of a mixture, more than all of it",
                 f"choose alpha <= sigma / (M - 1) = {self.sigma / (clients - 1):.4g}, or 0 for sigma / M",
             )
+
+
+def gram(server: Tree) -> Tensor:
+    """Inner products of all models; computed where they were not kept."""
+    kept = server.get("gram")
+    return weights.inner_products(list(server["omega"]), server["omega"]) if kept is None else kept

@@ -84,14 +84,14 @@ class FedPAC(Method):
         return client, {**client, "sums": new, "counts": counts, "h": h, "V": V}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        theta, phi, sums, counts, h, V = (
-            torch.stack([up[name] for up in ups]) for name in ("theta", "phi", "sums", "counts", "h", "V")
+        phi, sums, counts, h, V = (
+            torch.stack([up[name] for up in ups]) for name in ("phi", "sums", "counts", "h", "V")
         )
         if self.collaborate:
             phi = combination(h.flatten(1), V[:, 0]) @ phi
         means, seen = proto.refreshed(server["prototypes"], server["counts"], sums.sum(0), counts.sum(0))
         return {
-            "theta": weighted_mean(theta, counts.sum(1)),
+            "theta": weighted_mean([up["theta"] for up in ups], counts.sum(1)),
             "phi": with_rows(server["phi"], torch.tensor(list(ids)), phi, task.donate),
             "prototypes": means,
             "counts": seen,
@@ -117,9 +117,15 @@ def statistics(z: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 def combination(h: Tensor, V: Tensor) -> Tensor:
     """[S, S] row i weighs the heads for client i; from h [S, C d] and V [S]."""
-    h, V = h.double(), V.double()
-    rows = [simplex.minimise(torch.diag(V) + (h - own) @ (h - own).T) for own in h]
+    h, V = (h - h.mean(0)).double(), V.double()  # differences are all that counts; centred, they lose no digits below
+    inner = h @ h.T
+    rows = [simplex.minimise(torch.diag(V) + _around(inner, i)) for i in range(len(h))]
     return torch.stack([simplex.drop_small(a, SMALL) for a in rows]).float()
+
+
+def _around(inner: Tensor, i: int) -> Tensor:
+    """(h_j - h_i) . (h_k - h_i) from all h_j . h_k, without a product of its own for every client."""
+    return inner - inner[i] - inner[:, i, None] + inner[i, i]
 
 
 def aligned(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:

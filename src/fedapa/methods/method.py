@@ -31,6 +31,7 @@ class Method(ABC):
     # What the law suite has to know about a method.
     regularisers: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
     resting: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that need not move in every run
+    together: ClassVar[bool] = False  # ``send_many`` costs less than as many times ``send``
     adapts: ClassVar[bool] = False  # training starts from something made of what arrived (FedALA), not from it as it is
 
     @abstractmethod
@@ -56,6 +57,14 @@ class Method(ABC):
     @abstractmethod
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         """Logits of the personalized model, as used on site."""
+
+    def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
+        """What goes to each of ``ids``, as ``send`` makes it, to float tolerance.
+
+        A method that makes it cheaper for many clients in one go says so by ``together``; its messages are then about
+        as large as a model, and its ``absorb`` does not read ``downs``, which may come from either.
+        """
+        return [self.send(task, server, i) for i in ids]
 
     def phase(self, down: Tree) -> int:
         """Messages of one phase have the same shapes. One phase is the rule; DBE's first round differs."""

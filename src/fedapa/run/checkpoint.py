@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
 from fedapa.run.loop import State
+from fedapa.run.room import Room
 from fedapa.run.transport import Record
 
 NAME = re.compile(r"round-(\d{6})\.safetensors")
@@ -44,12 +45,12 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def newest(folder: Path) -> Checkpoint | None:
+def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
     """The last sound checkpoint; a damaged one is passed over for the one before it."""
     paths = _all(folder)
     for path in reversed(paths):
         try:
-            return read(path)
+            return read(path, room)
         except RunError:
             continue
     if paths:
@@ -57,12 +58,14 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, room: Room | None = None) -> Checkpoint:
+    """Its content in memory, or where ``room`` says."""
+    copy = (room or Room()).copy
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             # Copied: at an odd address inside the file, a tensor makes matrix products round differently.
-            tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tree = {name: copy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, AttributeError, KeyError) as error:
         raise RunError(f"{path}: not a readable checkpoint ({error})") from error
     if header.get("digest") != digest(tree):

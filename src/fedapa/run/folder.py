@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedapa.core.tree import count_bytes
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.run import checkpoint, ledger
 from fedapa.run.checkpoint import Checkpoint
-from fedapa.run.loop import DONATE_ABOVE, RoundLog, State
+from fedapa.run.loop import RoundLog, State, is_donated
+from fedapa.run.room import Room
 from fedapa.run.transport import Transport
 
 CONFIG = "config.toml"
@@ -77,8 +77,8 @@ def rounds_done(folder: Path) -> int:
 class RunFolder:
     """The sink of a run: numbers first, then the checkpoint, so that a crash repeats a round rather than losing one."""
 
-    def __init__(self, folder: Path, rounds: int, every: int = 1) -> None:
-        self.folder, self.rounds, self.every = folder, rounds, every
+    def __init__(self, folder: Path, rounds: int, every: int = 1, room: Room | None = None) -> None:
+        self.folder, self.rounds, self.every, self.room = folder, rounds, every, room or Room()
         self._lock = _lock(folder)
         try:
             self.ledger = ledger.Ledger(folder / "run.db")
@@ -95,7 +95,7 @@ class RunFolder:
         self._check_same(meta)
         for place in (self.folder, self.folder / "checkpoints"):
             checkpoint.sweep(place)
-        found = checkpoint.newest(self.folder / "checkpoints")
+        found = checkpoint.newest(self.folder / "checkpoints", self.room)
         if found is not None:
             if len(found.records) != len(data.clients):
                 counts = f"the checkpoint has {len(found.records)} clients, the data {len(data.clients)}"
@@ -151,7 +151,7 @@ class RunFolder:
     def _save(self, point: Checkpoint) -> None:
         """Beside the next round's training; states are never changed in place, unless the server's is too large."""
         self._writing = self._writer.submit(checkpoint.write, self.folder / "checkpoints", point)
-        if count_bytes(point.state.server) > DONATE_ABOVE or point.state.round == self.rounds:
+        if is_donated(point.state.server) or point.state.round == self.rounds:
             self._settle()
 
     def _settle(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Literal, NamedTuple, Protocol, overload
 
 import numpy as np
@@ -16,12 +18,14 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.evaluate import Counts, Score
+from fedapa.run.room import Room, is_mapped
 from fedapa.run.transport import Reply, Request, Transport
 from fedapa.task.local import Local, stream
 from fedapa.task.task import Task
 
 DONATE_ABOVE = 256 * 2**20  # a server state larger than this is updated in place, without a second copy
 KEEP_SENT = 256 * 2**20  # bytes of sent messages kept at hand; the rest is computed again when needed
+SEND_TOGETHER, TOGETHER_BYTES = 64, 128 * 2**20  # most clients, and most bytes, that are sent to in one go
 
 
 @dataclass(frozen=True)
@@ -79,19 +83,50 @@ class Sink(Protocol):
     def __call__(self, log: RoundLog, state: State) -> None: ...
 
 
-class Sent(Sequence[Tree]):
-    """What was sent to each client: kept while it is small, computed again by ``send`` when it is not."""
+@dataclass
+class Mailing:
+    """Messages that are made in one go, each waiting for its client to ask."""
 
-    def __init__(self, method: Method, task: Task, server: Tree, ids: Sequence[int]) -> None:
+    ids: Sequence[int]
+    lock: Lock = field(default_factory=Lock)
+    made: dict[int, Tree] = field(default_factory=dict)
+
+
+class Sent(Sequence[Tree]):
+    """What was sent to each client: kept while it is small, computed again by ``send`` when it is not.
+
+    Clients of a cohort may be sent to together, where the method gains by it. Who shares a mailing depends on the
+    cohort alone, never on timing, and nor do its bits.
+    """
+
+    def __init__(self, method: Method, task: Task, server: Tree, *cohorts: Sequence[int]) -> None:
         self._method, self._task, self._server = method, task, server
-        self._ids, self._kept, self._room = list(ids), dict[int, Tree](), KEEP_SENT
+        self._ids = [i for cohort in cohorts for i in cohort]
+        self._mailings = {i: mail for cohort in cohorts for mail in _mailings(method, task, cohort) for i in mail.ids}
+        self._kept, self._room = dict[int, Tree](), KEEP_SENT
         self.bytes: dict[int, int] = {}
+        self.phases: dict[int, int] = {}
+
+    def only(self, ids: Sequence[int]) -> Sent:
+        """The same messages, of these clients alone."""
+        chosen = copy(self)
+        chosen._ids = list(ids)
+        return chosen
 
     def to(self, i: int) -> Tree:
-        if i in self._kept:
-            return self._kept[i]
-        down = self._method.send(self._task, self._server, i)
-        self.bytes[i] = count_bytes(down)
+        mail = self._mailings[i]
+        with mail.lock:
+            if i not in self._kept and i not in mail.made:
+                mail.made |= self._make(mail, i)
+            return self._kept[i] if i in self._kept else self._hand_out(i, mail.made.pop(i))
+
+    def _make(self, mail: Mailing, i: int) -> dict[int, Tree]:
+        if i in self.bytes or len(mail.ids) == 1:  # asked again, or alone
+            return {i: self._method.send(self._task, self._server, i)}
+        return dict(zip(mail.ids, self._method.send_many(self._task, self._server, mail.ids), strict=True))
+
+    def _hand_out(self, i: int, down: Tree) -> Tree:
+        self.bytes[i], self.phases[i] = count_bytes(down), self._method.phase(down)
         if self.bytes[i] <= self._room:
             self._room -= self.bytes[i]
             self._kept[i] = down
@@ -106,6 +141,14 @@ class Sent(Sequence[Tree]):
     def __getitem__(self, k: slice) -> list[Tree]: ...
     def __getitem__(self, k: int | slice) -> Tree | list[Tree]:
         return [self.to(i) for i in self._ids[k]] if isinstance(k, slice) else self.to(self._ids[k])
+
+
+def _mailings(method: Method, task: Task, cohort: Sequence[int]) -> Iterator[Mailing]:
+    """Largest clients first, as transports visit them, so that few messages wait at a time."""
+    model = 4 * (task.P + task.Q)
+    size = max(1, min(SEND_TOGETHER, TOGETHER_BYTES // model)) if method.together else 1
+    order = sorted(cohort, key=lambda i: (-int(task.sizes[i]), i))
+    return (Mailing(order[k : k + size]) for k in range(0, len(order), size))
 
 
 def start(method: Method, task: Task, seed: int) -> tuple[State, Tree]:
@@ -141,6 +184,10 @@ class Expected:
             self._known[phase] = self._method.train(self._task, state, down, local)[1]
         return self._known[phase]
 
+    def known(self, phase: int | None) -> Tree | None:
+        """The upload of a phase, if a message of it was looked at before."""
+        return None if phase is None else self._known.get(phase)
+
     def exchanges(self, rounds: int) -> list[tuple[Tree, Tree]]:
         """What client 0 receives and sends in its first rounds, played dry; the last is the steady state."""
         server, _ = self._method.init(self._task, 0)
@@ -154,9 +201,11 @@ class Expected:
 
 
 def run(
-    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, sink: Sink
-) -> State:
-    """Play all rounds that are left."""
+    method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, sink: Sink,
+    room: Room | None = None,
+) -> State:  # fmt: skip
+    """Play all rounds that are left, with the server's state in ``room``."""
+    state = state._replace(server=(room or Room()).hold(state.server))
     schedule = method.schedule if plan.schedule == "auto" else plan.schedule
     play = play_parallel if schedule == "parallel" else play_sequential
     while state.round < plan.rounds:
@@ -171,9 +220,9 @@ def play_parallel(
 ) -> State:
     """All clients of the round see the same server."""
     begin = time.perf_counter()
-    everyone = range(task.clients)
-    sent = Sent(method, task, state.server, everyone)
-    requests = [_request(plan, state, sent, i, i in set(log.trained)) for i in everyone]
+    everyone, chosen = range(task.clients), set(log.trained)
+    sent = Sent(method, task, state.server, sorted(chosen), [i for i in everyone if i not in chosen])
+    requests = [_request(plan, state, sent, i, i in chosen) for i in everyone]
     replies = {r.client: r for r in transport.exchange([r for r in requests if r.train or r.evaluate])}
     served = time.perf_counter()
     server = _learn(method, task, transport, state.server, sorted(log.trained), sent, replies, like, log)
@@ -232,21 +281,25 @@ def _learn(
     log.up_bytes |= {i: count_bytes(replies[i].up or {}) for i in sound}
     if not sound:
         return server
-    chosen = Sent(method, task, server, sound)
-    chosen._kept = sent._kept
-    donated = replace(task, donate=count_bytes(server) > DONATE_ABOVE)
-    server = method.absorb(donated, server, sound, chosen, [replies[i].up or {} for i in sound])
+    donated = replace(task, donate=is_donated(server))
+    server = method.absorb(donated, server, sound, sent.only(sound), [replies[i].up or {} for i in sound])
     for name, leaf in server.items():
         if leaf.is_floating_point() and not is_finite(leaf):
             raise RunError(f"the server's {name} is no longer finite after round {log.round + 1}", "lower the rates")
     return server
 
 
+def is_donated(server: Tree) -> bool:
+    """Whether ``absorb`` may change the state in place: a second copy of it would be too much."""
+    return count_bytes(server) > DONATE_ABOVE or any(is_mapped(leaf) for leaf in server.values())
+
+
 def _is_sound(task: Task, i: int, reply: Reply | None, sent: Sent, like: Expected, log: RoundLog) -> bool:
     if reply is None or reply.up is None:
         log.events.append(Event(log.round, i, "absent", f"{task.name(i)} did not answer"))
         return False
-    if fault := reply.fault or find_fault(reply.up, like.upload(sent.to(i))):
+    wanted = like.known(sent.phases.get(i)) or like.upload(sent.to(i))
+    if fault := reply.fault or find_fault(reply.up, wanted):
         log.events.append(Event(log.round, i, "refused", f"{task.name(i)} refused: {fault}"))
         return False
     return True

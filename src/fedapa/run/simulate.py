@@ -18,6 +18,7 @@ from fedapa.run.engines import Engine, with_engine
 from fedapa.run.evaluate import Summary, summarise
 from fedapa.run.folder import RunFolder
 from fedapa.run.loop import Plan, RoundLog, State
+from fedapa.run.room import MAP_ABOVE_MB, Room
 from fedapa.run.transport import InProcess, Record
 from fedapa.task.models import HEAD, Buffers, build_model
 from fedapa.task.task import Task, Training
@@ -72,6 +73,7 @@ def simulate(
     checkpoint_every: int = 1,
     workers: int = 0,
     progress: Progress | None = None,
+    mmap_above_mb: float = MAP_ABOVE_MB,
 ) -> Result:
     """Run to the end, or on from where the folder's last checkpoint stands."""
     torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
@@ -79,15 +81,16 @@ def simulate(
     transport = InProcess(method, task, data, plan.seed, client, workers)
     like = loop.Expected(method, task, data.clients[0].train.x[0])
     logs: list[RoundLog] = []
+    room = Room(mmap_above_mb * 2**20, folder)
     if folder is None:
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress))
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room)
         return Result(method, task, logs, state, transport.records())
-    keeper = RunFolder(folder, plan.rounds, checkpoint_every)
+    keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
         state = keeper.begin(transport, state, data, about)
         logs += keeper.earlier()
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper))
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room)
         keeper.finish()
     except RunError as error:
         keeper.fail(error.message)
