@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,9 +151,16 @@ def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     rows = []
     for run in runs:
         row = asdict(run)
-        row["folder"], row["counts"] = str(run.folder), run.counts.tolist()
+        row |= {"folder": run.folder.name, "counts": run.counts.tolist(), "environment": _environment(run.folder)}
         rows.append(row)
     return rows
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """Date, Python and packages behind a run's numbers."""
+    path = folder / "env.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {key: found[key] for key in ("date", "python", "packages") if key in found}
 
 
 def _mean(values: Sequence[float]) -> float:
