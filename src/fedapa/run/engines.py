@@ -26,7 +26,8 @@ Engine = Literal["auto", "torch", "vmap", "native"]
 FEWEST = 8  # clients; with fewer, vectorising gains too little to be told from noise
 SAMPLE = 16  # clients that are measured: what pays with them pays more with many
 GAIN = 1.3  # times that vmap must be faster
-LONG_STEP = 0.005  # seconds; such a step spends its time in arithmetic, not in the overhead that vmap saves
+BUDGET = 0.1  # seconds for one look at the plain loop
+LONG = 0.02  # seconds for two steps, which then go into arithmetic, not into the overhead that vmap saves
 
 
 def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
@@ -90,14 +91,16 @@ class Measured:
         object.__setattr__(self, "looks", repr(parts))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=1)  # of the last task: an entry keeps its data alive
 def vmap_is_faster(measured: Measured) -> bool:
     """Time the same few steps of some clients both ways. No random stream and no state is touched."""
     with one_thread():
-        jobs = sample_jobs(measured.task, measured.data, 1)
-        if min(seconds(lambda: train(jobs[0])) for _ in range(2)) > LONG_STEP:
+        first = sample_jobs(measured.task, measured.data, 1)[0]
+        two_steps = min(seconds(lambda: train(first)) for _ in range(2))
+        if two_steps > LONG:
             return False
-        jobs = sample_jobs(measured.task, measured.data, min(SAMPLE, measured.task.clients))
+        count = min(SAMPLE, measured.task.clients, int(BUDGET / two_steps))
+        jobs = sample_jobs(measured.task, measured.data, count)
         pairs = [(seconds(lambda: [train(job) for job in jobs]), seconds(lambda: train_together(jobs))) for _ in "123"]
     plain, together = (min(times) for times in zip(*pairs, strict=True))
     return bool(plain > GAIN * together)
