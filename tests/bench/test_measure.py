@@ -50,6 +50,12 @@ def test_a_row_knows_whether_its_target_is_met(median: float, target: float, at_
     assert json.loads(json.dumps(row.as_dict()))["found"] == {"median": median, "low": median, "high": median}
 
 
+@pytest.mark.parametrize(("at_most", "target"), [(True, 2.5), (False, 1.5)])
+def test_one_repeat_spoils_a_row_in_which_every_one_counts(at_most: bool, target: float) -> None:
+    assert Row("s", "w", Spread(2.0, 1.0, 3.0), "x", target, at_most).holds is True
+    assert Row("s", "w", Spread(2.0, 1.0, 3.0), "x", target, at_most, every=True).holds is False
+
+
 def test_exponents_of_a_power_law_are_found() -> None:
     sizes = [(float(a), float(b)) for a in (2, 4, 8) for b in (10, 30)]
     found = measure.exponents(sizes, [7 * a**2 * b**0.5 for a, b in sizes])

@@ -41,12 +41,15 @@ class Row:
     target: float | None = None
     at_most: bool = False  # the target is an upper limit
     detail: dict[str, Any] = field(default_factory=dict)
+    every: bool = False  # each repeat has to meet the target, not only their median
 
     @property
     def holds(self) -> bool | None:
         if self.target is None:
             return None
-        return self.found.median <= self.target if self.at_most else self.found.median >= self.target
+        if self.at_most:
+            return (self.found.high if self.every else self.found.median) <= self.target
+        return (self.found.low if self.every else self.found.median) >= self.target
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "found": self.found._asdict(), "holds": self.holds}
