@@ -198,3 +198,14 @@ def test_part_is_a_contiguous_share() -> None:
     start = next(k for k in range(30) if torch.equal(whole[k], piece.data.x[0]))
     assert torch.equal(whole[start : start + 15], piece.data.x)
     assert local(task, n=1).part(0.1).n == 1
+
+
+def test_batchnorm_on_one_sample_is_refused_by_the_clients_name() -> None:
+    model = SplitModel(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.zeros(2, 4), "2"
+    )
+    for n, drop in ((1, True), (9, False)):
+        task = small_task(Training(batch=8, drop_last=drop), model)
+        theta, phi = task.init(0)
+        with pytest.raises(InputError, match="client 0: BatchNorm cannot learn from a batch of one sample"):
+            local(task, n=n).sgd(cross_entropy, {"theta": theta, "phi": phi})

@@ -93,6 +93,10 @@ def test_wrong_input_shapes_are_explained() -> None:
         build_model("lenet", (1, 8, 8), 10)
     with pytest.raises(InputError, match="cannot be imported"):
         build_model("no.such:model", (1, 8, 8), 10)
+    with pytest.raises(InputError, match="model 'math:sqrt' cannot be made"):
+        build_model("math:sqrt", (1, 8, 8), 10)
+    with pytest.raises(InputError, match=r"cannot be made|made float"):
+        build_model("math:hypot", (1,), 10)
 
 
 def batchnorm() -> nn.Module:

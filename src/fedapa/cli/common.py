@@ -72,8 +72,8 @@ def check_writable(out: Path) -> None:
         raise InputError(f"{existing} cannot be written to", "choose another --out")
 
 
-def execute_all(runs: Sequence[Path], out: Path) -> None:
-    """Play every run that is not finished; one that fails does not stop the others."""
+def execute_all(runs: Sequence[Path], out: Path, form: str) -> None:
+    """Play every run that is not finished and compare them; one that fails does not stop the others."""
     from fedapa.config.experiment import execute, read_config, unfinished
     from fedapa.run.folder import rounds_done
 
@@ -100,6 +100,8 @@ def execute_all(runs: Sequence[Path], out: Path) -> None:
                 again = f"`fedapa resume {shlex.quote(str(out))}` continues after the last finished round"
                 raise Interrupted("interrupted", again) from None
             bar.remove_task(one)
+    if len(failed) < len(runs):
+        print_comparison(out, form)  # also where some failed: the others are done
     if failed:
         raise _summed_up(failed, len(runs), out)
 

@@ -19,6 +19,5 @@ def command(out: Path | None, form: str) -> None:
     out = out or common.default_out("demo")
     runs = common.prepare(common.read("demo", None, None, (), None), out)
     ui.say("twenty clients, each with its own mix of handwritten digits; three ways to train a model for each of them")
-    common.execute_all(runs, out)
-    common.print_comparison(out, form)
+    common.execute_all(runs, out, form)
     ui.say(f"runs are in {out}; next: fedapa ls presets, fedapa plan cifar10-dirichlet")

@@ -22,6 +22,5 @@ def command(folder: Path | None, form: str) -> None:
     runs = runs_under(folder)
     if not runs:
         raise InputError(f"{folder} holds no run", "name the folder that `fedapa run` printed")
-    common.execute_all(runs, folder)
-    common.print_comparison(folder, form)
+    common.execute_all(runs, folder, form)
     ui.say(f"runs are in {folder}")

@@ -26,6 +26,5 @@ def command(
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     out = out or common.default_out(config)
-    common.execute_all(common.prepare(wanted, out), out)
-    common.print_comparison(out, form)
+    common.execute_all(common.prepare(wanted, out), out, form)
     ui.say(f"runs are in {out}")

@@ -123,6 +123,9 @@ def _load_data(text: str, seed: int) -> Federated:
     wanted = DataConfig.model_validate_json(text)
     dataset = _dataset(wanted.source, wanted.data_dir)
     split = make_partition(wanted.partition, dataset, wanted.clients, seed, wanted.rule_parameters())
+    if split.clients != wanted.clients:
+        said = f"data.clients is {wanted.clients}, {wanted.partition} has {split.clients}"
+        raise InputError(said, f"--set data.clients={split.clients}")
     return federate(dataset, split, wanted.validation, seed)
 
 

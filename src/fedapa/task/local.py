@@ -148,6 +148,11 @@ class Local:
         for _ in range(epochs):
             order = torch.from_numpy(random.permutation(self.n))
             stop = self.n - self.n % size if drop and self.n >= size else self.n
+            if self.task.model.batch_statistics and (stop % size == 1 or stop == 1):
+                raise InputError(
+                    f"{self.task.name(self.client)}: BatchNorm cannot learn from a batch of one sample",
+                    "set training.drop_last, change training.batch, or use a model without BatchNorm",
+                )
             yield from torch.split(order[:stop], size)
 
     def sgd(

@@ -123,6 +123,7 @@ class SplitModel:
         self.theta_trainable = sum(p.numel() for p in self.extractor.parameters())
         self.phi_trainable = sum(p.numel() for p in self.head.parameters())
         self.has_buffers = bool(shared or private)
+        self.batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.extractor.modules())
         self.plain_head = isinstance(self.head, nn.Linear) and self.head.bias is not None
         self._check(sample)
 
@@ -238,10 +239,22 @@ def build_model(
         build: Callable[[], nn.Module] = lambda: model  # noqa: E731
     else:
         make = factory(model)
-        build = lambda: make(shape, classes)  # noqa: E731
+        build = lambda: _made(model, make, shape, classes)  # noqa: E731
     found = SplitModel(build, torch.zeros(2, *shape), head, buffers)
     if found.outputs != classes:
         raise InputError(f"the model has {found.outputs} outputs, the data {classes} classes", "change its last layer")
+    return found
+
+
+def _made(name: str, make: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
+    try:
+        found = make(shape, classes)
+    except TypeError as error:
+        raise InputError(
+            f"model {name!r} cannot be made: {error}", "write it as (shape, classes) -> nn.Module"
+        ) from None
+    if not isinstance(found, nn.Module):
+        raise InputError(f"model {name!r} made {type(found).__name__}", "write it as (shape, classes) -> nn.Module")
     return found
 
 
