@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,9 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
-from fedapa.run import loop
-from fedapa.run.loop import Plan, RoundLog, Sent
+from fedapa.run import checkpoint, loop
+from fedapa.run.checkpoint import Checkpoint
+from fedapa.run.loop import Plan, RoundLog, Sent, State
 from fedapa.run.room import Room, is_mapped
 from fedapa.run.simulate import Result, simulate
 from fedapa.task.models import build_model
@@ -181,6 +183,14 @@ def test_only_what_is_too_large_is_mapped(tmp_path: Path) -> None:
     assert all(leaf.eq(1).all() and leaf.is_contiguous() for leaf in held.values())
     again = Room(100, tmp_path).hold(held)
     assert all(again[k] is held[k] for k in held)
+
+
+def test_a_checkpoint_is_read_right_into_its_place(tmp_path: Path) -> None:
+    state = State(1, {"theta": torch.randn(4, 30), "n": torch.ones(2)}, np.zeros((4, 4), np.int64))
+    path = checkpoint.write(tmp_path, Checkpoint(state, []))
+    found = checkpoint.read(path, Room(100, tmp_path)).state.server
+    assert [is_mapped(found[name]) for name in ("theta", "n")] == [True, False]
+    assert digest(found) == digest(state.server)
 
 
 def test_no_room_is_a_clear_error(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def statistics(z: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 def combination(h: Tensor, V: Tensor) -> Tensor:
     """[S, S] row i weighs the heads for client i; from h [S, C d] and V [S]."""
-    h, V = (h - h.mean(0)).double(), V.double()  # differences are all that counts; centred, they lose no digits below
+    h, V = h.double(), V.double()
+    h = h - h.mean(0)  # only differences count; centred, they lose fewer digits below
     inner = h @ h.T
     rows = [simplex.minimise(torch.diag(V) + _around(inner, i)) for i in range(len(h))]
     return torch.stack([simplex.drop_small(a, SMALL) for a in rows]).float()
