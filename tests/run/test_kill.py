@@ -107,11 +107,14 @@ def test_ctrl_c_says_how_to_go_on(fedapa: Call, config: Path, undisturbed: Path)
         out = config.parent / f"stopped here {attempt}"
         with started("run", config, "--out", out) as process:
             wait_for(said(out / "fedapa-seed0", "round 2/"), process)
+            process.send_signal(signal.SIGSTOP)  # frozen, so that it cannot finish before it is interrupted
+            under_way = any(folder.status(run) != "finished" for run in folder.runs_under(out))
             process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
             printed, complaint = process.communicate(timeout=600)
-        if process.returncode != 0:
+        if under_way:
             break
-    assert process.returncode == 3
+    assert process.returncode == 3, complaint
     assert printed == ""
     assert complaint.splitlines() == [
         "error: interrupted",
