@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data import sources
+from fedapa.data import readers
 from fedapa.data.sources import SOURCES, data_folder, is_present, load
 from fedapa.errors import InputError
 
@@ -25,7 +25,7 @@ def test_digits_are_complete_scaled_and_split_by_a_fixed_rule() -> None:
 
 
 def test_rank_in_class_by_hand() -> None:
-    assert sources.rank_in_class(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert readers.rank_in_class(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_the_registry_describes_what_load_returns() -> None:

@@ -1,28 +1,22 @@
 """The data sets: what each one is, where its canonical files lie, how to read and how to fetch them."""
 
+from __future__ import annotations
+
 import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapa.data.download import Download, download, unpack
-from fedapa.data.formats import (
-    Bytes,
-    Labels,
-    checked_labels,
-    damaged,
-    read_cifar_binary,
-    read_cifar_python,
-    read_idx,
-)
 from fedapa.errors import InputError
 
-Examples = tuple[Bytes, Labels]
+if TYPE_CHECKING:
+    from fedapa.data.formats import Bytes, Labels
+    from fedapa.data.readers import Examples
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class Layout(NamedTuple):
     folder: str  # below the data folder, or absolute
     train: tuple[str, ...]
     test: tuple[str, ...]
-    read: Callable[["SourceInfo", Sequence[Path], int], Examples]
+    read: Callable[[SourceInfo, Sequence[Path], int], Examples]
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
     """Read a data set, from scikit-learn (digits) or from its files in the data folder."""
     info = source(name)
     if not info.layouts:
-        return _dataset(info, *_digits())
+        return _dataset(info, *readers().digits())
     folder, layout = _located(info, data_folder(data_dir))
     train = _read(info, layout, folder, layout.train, info.train)
     test = _read(info, layout, folder, layout.test, info.test)
@@ -142,54 +136,20 @@ def _not_found(info: SourceInfo, base: Path) -> InputError:
     return InputError(f"{info.name}: no data files found (looked in {folders})", hint=hint)
 
 
+def readers() -> Any:
+    """The part that needs NumPy, loaded when data is read."""
+    return import_module("fedapa.data.readers")
+
+
+def _by_reader(reader: str, info: SourceInfo, paths: Sequence[Path], count: int, **options: Any) -> Examples:
+    examples: Examples = getattr(readers(), reader)(info, paths, count, **options)
+    return examples
+
+
 def _dataset(info: SourceInfo, train: Examples, test: Examples) -> Dataset:
     # 0.5 / 0.5 is what the released FedAPA code uses for every data set.
     half = (0.5,) * info.shape[0]
     return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=half, std=half)
-
-
-def _digits() -> tuple[Examples, Examples]:
-    """8 x 8 digits of scikit-learn; every sixth sample of every class is a test sample."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    x = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    y = labels.astype(np.int64)
-    is_test = rank_in_class(y) % 6 == 5
-    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
-
-
-def rank_in_class(y: Labels) -> Labels:
-    """How many samples of the same class come before each sample."""
-    counts = np.bincount(y)
-    starts = np.cumsum(counts) - counts
-    ranks = np.empty_like(y)
-    ranks[np.argsort(y, kind="stable")] = np.arange(y.size) - np.repeat(starts, counts)
-    return ranks
-
-
-def _read_idx_pair(info: SourceInfo, paths: Sequence[Path], count: int) -> Examples:
-    images, labels = paths
-    x = read_idx(images, (count, *info.shape[1:]))
-    return x.reshape(count, *info.shape), checked_labels(labels, read_idx(labels, (count,)), info.classes)
-
-
-Batch = Callable[[Path, int, int], Examples]
-
-
-def _read_batches(batch: Batch, info: SourceInfo, paths: Sequence[Path], count: int) -> Examples:
-    """Files of equal size, one after the other."""
-    parts = [batch(path, count // len(paths), info.classes) for path in paths]
-    _check_balance(info, paths[0], np.concatenate([y for _, y in parts]), count)
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-
-
-def _check_balance(info: SourceInfo, path: Path, y: Labels, count: int) -> None:
-    """CIFAR has equally many samples of every class: files of two versions mixed up would not."""
-    counts = np.bincount(y, minlength=info.classes)
-    if counts.min() != counts.max():
-        expected = f"{count // info.classes} samples of every class"
-        raise damaged(path.parent, expected, f"{counts.min()} to {counts.max()}")
 
 
 # --- fetching ------------------------------------------------------------------------------------
@@ -274,7 +234,9 @@ SOURCES: dict[str, SourceInfo] = {
             test=10_000,
             class_names=tuple(_FMNIST_CLASSES.split(",")),
             shape=(1, 28, 28),
-            layouts=tuple(Layout(folder, *_FMNIST_FILES, _read_idx_pair) for folder in _FMNIST_FOLDERS),
+            layouts=tuple(
+                Layout(folder, *_FMNIST_FILES, partial(_by_reader, "idx_pair")) for folder in _FMNIST_FOLDERS
+            ),
             downloads=(
                 Download(f"{_FMNIST_URL}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
                 Download(f"{_FMNIST_URL}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
@@ -294,13 +256,13 @@ SOURCES: dict[str, SourceInfo] = {
                     "cifar-10-batches-bin",
                     _numbered(".bin"),
                     ("test_batch.bin",),
-                    partial(_read_batches, partial(read_cifar_binary, label_bytes=1)),
+                    partial(_by_reader, "cifar_binary", label_bytes=1),
                 ),
                 Layout(
                     "cifar-10-batches-py",
                     _numbered(""),
                     ("test_batch",),
-                    partial(_read_batches, partial(read_cifar_python, label_key="labels")),
+                    partial(_by_reader, "cifar_python", label_key="labels"),
                 ),
             ),
             downloads=(Download(f"{_CIFAR_URL}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
@@ -317,13 +279,13 @@ SOURCES: dict[str, SourceInfo] = {
                     "cifar-100-binary",
                     ("train.bin",),
                     ("test.bin",),
-                    partial(_read_batches, partial(read_cifar_binary, label_bytes=2)),
+                    partial(_by_reader, "cifar_binary", label_bytes=2),
                 ),
                 Layout(
                     "cifar-100-python",
                     ("train",),
                     ("test",),
-                    partial(_read_batches, partial(read_cifar_python, label_key="fine_labels")),
+                    partial(_by_reader, "cifar_python", label_key="fine_labels"),
                 ),
             ),
             downloads=(Download(f"{_CIFAR_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
