@@ -1,9 +1,11 @@
-"""Every method x every law, under both schedules."""
+"""Every method x every law, under both schedules and under every engine."""
 
 import pytest
 
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Schedule
+from fedapa.native import available
+from fedapa.run.engines import Engine
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -13,3 +15,12 @@ from fedapa.verify.case import Case
 @pytest.mark.parametrize("name", METHODS)
 def test_law(name: str, law: str, schedule: Schedule) -> None:
     LAWS[law](Case(make(name), schedule))
+
+
+@pytest.mark.parametrize("engine", ["native", "vmap"])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", METHODS)
+def test_law_under_another_engine(name: str, law: str, engine: Engine) -> None:
+    if engine == "native" and not available()[0]:
+        pytest.skip(f"native engine: {available()[1]}")
+    LAWS[law](Case(make(name), images=engine == "native", engine=engine))
