@@ -23,12 +23,18 @@ METHODS = ("fedapa", "fedavg", "local")
 CONFIG = SMALL.replace("rounds = 3", f"rounds = {ROUNDS}").replace("epochs = 1", "epochs = 4")
 
 
+def listen_to_ctrl_c() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and children inherit it; a user's terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(*words: object) -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own, which is gone afterwards."""
     process = subprocess.Popen(
-        [COMMAND, *map(str, words)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [COMMAND, *map(str, words)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=listen_to_ctrl_c,
+    )  # fmt: skip
     try:
         yield process
     finally:
