@@ -168,8 +168,10 @@ class Sparse:
     def __init__(self, rows: Tensor) -> None:
         count = (rows != 0).sum(1)
         self.first = count.cumsum(0) - count
-        line, self.client = rows.nonzero(as_tuple=True)
-        self.weight = rows[line, self.client]
+        line, client = rows.nonzero(as_tuple=True)
+        self.weight = rows[line, client]
+        self.used, self.client = torch.unique(client, return_inverse=True)
 
     def __call__(self, part: Tensor) -> Tensor:
-        return F.embedding_bag(self.client, part, self.first, mode="sum", per_sample_weights=self.weight)
+        used = part[self.used]  # embedding_bag would copy the whole slice
+        return F.embedding_bag(self.client, used, self.first, mode="sum", per_sample_weights=self.weight)
