@@ -19,7 +19,7 @@ from torch import Tensor
 Sign = Literal["descend", "printed"]
 SelfWeight = Literal["raw", "share", "off"]
 Buffer = Literal["row", "shared"]
-MANY, WIDE, NARROW = 200, 16_384, 2_048  # columns per slice, up to so many clients and beyond: measured
+SLICE, NARROW, WIDE = 2**19, 2_048, 16_384  # numbers in a slice of Theta, and its least and most columns: measured
 
 
 def aggregate(rows: Tensor, theta: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def inner_products(rows: Sequence[Tensor], theta: Tensor) -> Tensor:
 
 def slices(clients: int, size: int) -> Iterator[slice]:
     """Column slices of Theta that fit into the cache; they depend on its shape alone, and so do the results' bits."""
-    width = NARROW if clients >= MANY else WIDE
+    width = min(WIDE, max(NARROW, SLICE // clients // 1024 * 1024))
     return (slice(start, min(start + width, size)) for start in range(0, size, width))
 
 
