@@ -5,39 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from few_classes import lenet_task, make_data, make_task, visit
 
 from fedapa.core.tree import count_bytes, distance, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedproto import FedProto, attracted
 from fedapa.methods.local_only import LocalOnly
 from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Batch, Task, Training
+from fedapa.task.task import Batch
 
 torch.set_num_threads(1)
-SIZES = (12, 7, 5)
-LABELS = (torch.arange(12) % 3, torch.arange(7) % 2, torch.zeros(5, dtype=torch.long))  # 3, 2 and 1 classes
-
-
-def make_task(**training: float) -> Task:
-    return Task(build_model("mlp", (4,), 3), 3, torch.tensor(SIZES), Training(**training), rounds=10)
-
-
-def make_data() -> list[Split]:
-    random = torch.Generator().manual_seed(5)
-    return [Split(torch.randn(len(y), 4, generator=random), y) for y in LABELS]
-
-
-def visit(method, task, server, client, i, t=0, data=None):
-    """One client's round: its new state, what it got, what it sends."""
-    local = Local(task, i, t, 0, data or make_data()[i])
-    down = method.send(task, server, i)
-    client, up = method.train(task, method.receive(task, client, down, local), down, local)
-    return client, down, up
-
-
-def lenet_task() -> Task:
-    return Task(build_model("lenet5", (3, 32, 32), 10), 10, torch.full((20,), 10))
 
 
 @pytest.mark.parametrize(("average", "first"), [("samples", (10 + 9) / 7), ("clients", (10 / 5 + 9 / 2) / 2)])
