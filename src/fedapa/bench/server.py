@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedapa.bench.bed import MODEL, How
 from fedapa.bench.measure import Memory, Row, exponents, gemm, interleaved, known, rate, spread, threads
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa import FedAPA
-from fedapa.run.room import Room
 from fedapa.task.models import build_model
 from fedapa.task.task import Task
 
@@ -22,6 +22,7 @@ QUICK_GRID = [(M, P) for M in (10, 20, 40) for P in (1_000, 4_000)]
 
 
 LARGE, QUICK_LARGE = (1000, 1_100_000, 100), (40, 4_000, 10)  # clients, parameters, how many answered
+TIMES_WIDER = 10  # the mapped Theta has so many times the columns, of which the first tenth is worked on
 
 
 class Server(NamedTuple):
@@ -38,9 +39,9 @@ class Server(NamedTuple):
         return 4.0 * len(self.ids) * self.state["theta"].numel()
 
 
-def make_server(clients: int, size: int, answered: int, room: Room | None = None) -> Server:
+def make_server(clients: int, size: int, answered: int, theta: Tensor | None = None) -> Server:
     random = torch.Generator().manual_seed(0)
-    theta = (room or Room()).empty((clients, size), torch.float32).uniform_(0, 0.1, generator=random)
+    theta = (torch.empty(clients, size) if theta is None else theta).uniform_(0, 0.1, generator=random)
     state = {
         "theta": theta,
         "A": torch.full((clients, clients), 1 / clients),
@@ -93,8 +94,11 @@ def _large(how: How) -> list[Row]:
 
 
 def _mapped(how: How, folder: Path) -> Row:
-    """The same with Theta in a mapped file: a tenth of the columns of a model of 11 million parameters."""
-    return _share(make_server(*(QUICK_LARGE if how.quick else LARGE), Room(0, folder)), how, ", Θ in a mapped file")
+    """The first tenth of the columns of a Theta of 11 million in a mapped file, of which no more is ever stored."""
+    M, P, answered = QUICK_LARGE if how.quick else LARGE
+    whole = torch.from_file(str(folder / "theta"), shared=True, size=M * P * TIMES_WIDER).view(M, P * TIMES_WIDER)
+    server = make_server(M, P, answered, whole[:, :P])
+    return _share(server, how, f" of {P * TIMES_WIDER:,} in a mapped file")
 
 
 def _share(server: Server, how: How, where: str) -> Row:
