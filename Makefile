@@ -32,7 +32,7 @@ test-native-asan: $(READY) ## the tests of the C++ engine under AddressSanitizer
 	done
 
 bench: $(READY) ## measure the engines against a plain loop, on an otherwise idle machine
-	$(BIN)/fedapa bench
+	$(BIN)/fedapa bench --rounds 50
 	$(BIN)/python docs/make_performance.py
 
 check: $(READY) ## lint, types and the direction of imports

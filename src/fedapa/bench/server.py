@@ -98,7 +98,7 @@ def _mapped(how: How, folder: Path) -> Row:
     M, P, answered = QUICK_LARGE if how.quick else LARGE
     whole = torch.from_file(str(folder / "theta"), shared=True, size=M * P * TIMES_WIDER).view(M, P * TIMES_WIDER)
     server = make_server(M, P, answered, whole[:, :P])
-    return _share(server, how, f" of {P * TIMES_WIDER:,} in a mapped file")
+    return _share(server, how, f", the first tenth of P={P * TIMES_WIDER:,} in a mapped file")
 
 
 def _share(server: Server, how: How, where: str) -> Row:
