@@ -16,6 +16,7 @@ VERBS = {
     "cp": "Copy a preset into a file of your own",
     "plan": "Check a config and say what it will cost",
     "run": "Run a config or preset",
+    "sweep": "Run many runs over all cores, scenario by scenario",
     "resume": "Continue runs that were cut off",
     "compare": "Compare the runs of a folder",
     "data": "Fetch data sets and look at how they are split",

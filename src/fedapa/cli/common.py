@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from fedapa.cli import ui
 from fedapa.config.load import Change, load
 from fedapa.config.schema import Config
@@ -24,6 +26,13 @@ class Interrupted(FedapaError):
 
 def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None) -> Config:
     """A config with the command line's wishes on top, all checked together."""
+    return load(source, changes_of(methods, seeds, changes, data_dir))
+
+
+def changes_of(
+    methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
+) -> list[str | Change]:
+    """The command line's wishes as changes of a config."""
     extra: list[str | Change] = list(changes)
     if methods is not None:
         names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
@@ -32,7 +41,23 @@ def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[
         extra.append(Change(f"--seeds {seeds}", ("seeds",), list(range(seeds))))
     if data_dir is not None:
         extra.append(Change(f"--data-dir {data_dir}", ("data", "data_dir"), str(Path(data_dir).absolute())))
-    return load(source, extra)
+    return extra
+
+
+def merged(files: Sequence[dict[str, Config]]) -> list[tuple[str, Config]]:
+    """The scenarios of several files; two of one name share a folder, as long as their runs have different names."""
+    return [pair for scenarios in files for pair in scenarios.items()]
+
+
+def check_data(configs: Iterable[Config]) -> None:
+    """Missing or broken files are found before the first run starts."""
+    from fedapa.config.experiment import load_data
+
+    seen = set()
+    for config in configs:
+        if (key := (config.data.source, config.data.data_dir)) not in seen:
+            seen.add(key)
+            load_data(config, config.seeds[0])
 
 
 def prepare(wanted: Config, out: Path) -> list[Path]:
@@ -127,13 +152,29 @@ def _note(log: Any) -> str:
 
 
 def print_comparison(out: Path, form: str) -> None:
+    from fedapa.cli import export
     from fedapa.run import results
 
     runs = results.load(out)
+    rows = results.table(runs)
+    ranks = results.ranks(rows)
     if form == "json":
-        ui.dump({"methods": results.table(runs), "runs": results.as_dicts(runs)})
-        return
-    ui.show([_readable(row) for row in results.table(runs)], form)
+        whole = {} if ranks is None else {"ranks": ranks._asdict()}
+        ui.dump({"methods": rows, **whole, "runs": results.as_dicts(runs)})
+    elif form in ("csv", "latex"):
+        click.echo(export.as_csv(rows) if form == "csv" else export.as_latex(rows), nl=False)
+    else:
+        for scenario in dict.fromkeys(row["scenario"] for row in rows):
+            ui.show([_readable(row) for row in rows if row["scenario"] == scenario], form, title=scenario)
+        if ranks is not None:
+            _show_ranks(ranks)
+
+
+def _show_ranks(ranks: Any) -> None:
+    """Of the last round; 1 is best."""
+    ordered = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
+    title = f"mean rank over the scenarios, 1 is best{'' if ranks.p is None else f'; Friedman{_sure(ranks.p)}'}"
+    ui.show([{"method": name, "mean rank": rank} for name, rank in ordered], "table", title=title)
 
 
 def _sure(p: float | None) -> str:

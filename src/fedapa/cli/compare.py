@@ -11,7 +11,7 @@ from fedapa.cli import ui
 
 @click.command(short_help="Compare the runs of a folder")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
-@ui.format_option
+@ui.comparison_option
 def command(folder: Path | None, form: str) -> None:
     """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going.
 

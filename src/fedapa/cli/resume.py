@@ -11,16 +11,21 @@ from fedapa.cli import ui
 
 @click.command(short_help="Continue runs that were cut off")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
-@ui.format_option
+@ui.comparison_option
 def command(folder: Path | None, form: str) -> None:
     """Continue all unfinished runs of FOLDER (default: the latest under ./runs), bit for bit as if never stopped."""
     from fedapa.cli import common
+    from fedapa.cli.sweep import run_all
     from fedapa.errors import InputError
     from fedapa.run.folder import runs_under
+    from fedapa.sweep.sweep import is_sweep
 
     folder = folder or common.newest_out()
     runs = runs_under(folder)
     if not runs:
         raise InputError(f"{folder} holds no run", "name the folder that `fedapa run` printed")
+    if is_sweep(folder):
+        run_all(runs, folder, None, form)
+        return
     common.execute_all(runs, folder, form)
     ui.say(f"runs are in {folder}")

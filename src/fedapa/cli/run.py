@@ -13,7 +13,7 @@ from fedapa.cli import ui
 @click.argument("config")
 @ui.config_options
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
-@ui.format_option
+@ui.comparison_option
 def command(
     config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
     out: Path | None, form: str,

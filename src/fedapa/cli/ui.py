@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 format_option = click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", help="How to print it."
 )
+comparison_option = click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv", "latex"]), default="table", help="How to print it."
+)
 
 
 def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | None = None, title: str = "") -> None:

@@ -38,13 +38,14 @@ def single(config: Config, method: str, seed: int) -> Config:
     return config.model_copy(update={"methods": [method], "seeds": [seed], "method": own})
 
 
-def lay_out(config: Config, out: Path) -> list[Path]:
-    """All run folders of a config, made before the first run starts, so that resume knows of all of them."""
+def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
+    """The run folders of a config, made before the first run starts, so that resume knows of all of them."""
     config = _anchored(config)
     wanted = {
-        out / f"{method}-seed{seed}": dump(single(config, method, seed))
+        out / name: dump(single(config, method, seed))
         for seed in config.seeds
         for method in config.methods
+        if chosen(name := f"{method}-seed{seed}")
     }
     for path, text in wanted.items():  # nothing is made if one of them cannot be
         folders.check_free(path, text)
@@ -93,8 +94,13 @@ def assemble(config: Config, engine: Engine | None = None) -> Parts:
     return Parts(make(base, **settings), task, data, plan)
 
 
-def execute(folder: Path, progress: Progress | None = None, started: Callable[[Parts], None] | None = None) -> Result:
-    """Run, or continue, what a run folder's config says."""
+def execute(
+    folder: Path,
+    progress: Progress | None = None,
+    started: Callable[[Parts], None] | None = None,
+    workers: int | None = None,
+) -> Result:
+    """Run, or continue, what a run folder's config says; other ``workers`` than the config's change no number."""
     config = read_config(folder)
     parts = assemble(config, kept_engine(config.run.engine, folder))
     if started is not None:
@@ -108,7 +114,8 @@ def execute(folder: Path, progress: Progress | None = None, started: Callable[[P
         "source": config.data.source,
     }
     run = config.run
-    return simulate(*parts, folder, meta, run.checkpoint_every, run.workers, progress, run.mmap_above_mb)
+    workers = run.workers if workers is None else workers
+    return simulate(*parts, folder, meta, run.checkpoint_every, workers, progress, run.mmap_above_mb)
 
 
 def load_data(config: Config, seed: int) -> Federated:

@@ -31,17 +31,29 @@ class Change(NamedTuple):
 
 def load(source: str, changes: Iterable[str | Change] = ()) -> Config:
     """A config from a file or a shipped preset, with ``key.path=value`` changes on top."""
+    text, name, raw = parse(source)
+    if "scenario" in raw:
+        raise InputError(f"{name} has several scenarios", f"`fedapa sweep {source}` runs such a file")
+    return check(raw, text, name, apply(raw, changes))
+
+
+def parse(source: str) -> tuple[str, str, dict[str, Any]]:
+    """Text and name of a config file or preset, and what it says, not yet checked."""
     text, name = _text(source)
     try:
-        raw = tomllib.loads(text)
+        return text, name, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{name}: not valid TOML: {error}", "see https://toml.io for the syntax") from None
+
+
+def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, str]:
+    """Change ``raw`` in place; returns the words that asked for each change."""
     origin: dict[Path_, str] = {}
     for change in changes:
         said, path, value = _change(change) if isinstance(change, str) else change
         _assign(raw, path, value, said)
         origin[path] = said
-    return check(raw, text, name, origin)
+    return origin
 
 
 def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: Mapping[Path_, str] = {}) -> Config:

@@ -48,10 +48,10 @@ def check_free(folder: Path, config: str) -> None:
 
 
 def runs_under(folder: Path) -> list[Path]:
-    """The run folders at or right below a folder, in the order of their names."""
+    """The run folders at, right below or two levels below a folder (a sweep's), in the order of their names."""
     if _is_run(folder):
         return [folder]
-    return sorted(path for path in folder.glob("*") if _is_run(path)) if folder.is_dir() else []
+    return sorted(path for level in ("*", "*/*") for path in folder.glob(level) if _is_run(path))
 
 
 def _is_run(folder: Path) -> bool:
@@ -72,6 +72,10 @@ def rounds_done(folder: Path) -> int:
         return 0
     with ledger.reading(folder / "run.db") as db:
         return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
+
+
+class InUse(InputError):
+    """Another process is at this run."""
 
 
 class RunFolder:
@@ -210,7 +214,7 @@ def _lock(folder: Path) -> Any:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         handle.close()
-        raise InputError(f"{folder} is in use by another process", "wait for it, or stop it first") from None
+        raise InUse(f"{folder} is in use by another process", "wait for it, or stop it first") from None
     return handle
 
 

@@ -31,11 +31,13 @@ class Phase:
     tail: float
     selected: float | None  # at the round with the best validation accuracy, where there is validation data
     summary: Summary  # of the last round
+    curve: tuple[float, ...]  # pooled accuracy of every evaluated round
 
 
 @dataclass(frozen=True)
 class RunResult:
     folder: Path
+    scenario: str  # of a sweep; empty where there is only one
     label: str
     seed: int
     status: str
@@ -56,13 +58,17 @@ class RunResult:
 
 def load(folder: Path) -> list[RunResult]:
     """All runs at or below a folder that have at least one evaluated round."""
-    found = [run for path in runs_under(folder) if (run := read(path)) is not None]
+    found = [run for path in runs_under(folder) if (run := read(path, _scenario(path, folder))) is not None]
     if not found:
         raise InputError(f"no run with results under {folder}", "`fedapa run` makes one; `fedapa resume` continues it")
     return found
 
 
-def read(folder: Path) -> RunResult | None:
+def _scenario(run: Path, folder: Path) -> str:
+    return run.parent.name if run.parent.parent == folder else ""
+
+
+def read(folder: Path, scenario: str = "") -> RunResult | None:
     if not ledger.is_begun(folder / "run.db"):
         return None
     with ledger.reading(folder / "run.db") as db:
@@ -76,7 +82,7 @@ def read(folder: Path) -> RunResult | None:
         last = db.execute("SELECT max(round) FROM accuracy").fetchone()[0]
         done, seconds = db.execute("SELECT count(*), sum(seconds) FROM round").fetchone()
         return RunResult(
-            folder, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
+            folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
             about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,
             ledger.client_counts(db, last, about["evaluated"]), about["partition"],
         )  # fmt: skip
@@ -90,7 +96,8 @@ def _phase(db: Any, name: str) -> Phase | None:
     best = int(np.argmax(pooled))
     held = [summary.pooled for _, summary in ledger.curve(db, name, "validation")]
     selected = pooled[int(np.argmax(held))] if held else None
-    return Phase(pooled[-1], pooled[best], rows[best][0] + 1, float(np.mean(pooled[-TAIL:])), selected, rows[-1][1])
+    tail, curve = float(np.mean(pooled[-TAIL:])), tuple(round(value, 2) for value in pooled)
+    return Phase(pooled[-1], pooled[best], rows[best][0] + 1, tail, selected, rows[-1][1], curve)
 
 
 def against_local(run: RunResult, runs: Sequence[RunResult]) -> tuple[Percent, Percent] | None:
@@ -107,16 +114,36 @@ def _percent(run: RunResult) -> Percent:
 
 
 def table(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """One row per method: means over seeds, spread where there are several."""
+    """One row per scenario and method: means over seeds, spread where there are several."""
+    groups: dict[tuple[str, str], list[RunResult]] = {}
+    for run in sorted(runs, key=lambda run: (run.scenario, _place(run.label))):
+        groups.setdefault((run.scenario, run.label), []).append(run)
+    return [_row(label, mine, runs) for (_, label), mine in groups.items()]
+
+
+def _place(label: str) -> int:
+    """Methods in the order in which `fedapa ls` has them, variants after them."""
     known = list(METHODS)
-    place = {name: k for k, name in enumerate(known)}
-    labels = sorted(dict.fromkeys(run.label for run in runs), key=lambda name: place.get(name, len(known)))
-    return [_row(label, [run for run in runs if run.label == label], runs) for label in labels]
+    return known.index(label) if label in known else len(known)
+
+
+def ranks(rows: Sequence[dict[str, Any]]) -> statistics.Ranks | None:
+    """Mean ranks over scenarios, by the last round of the model that each method is evaluated by.
+
+    Of the methods that are in every scenario; None where there are fewer than two scenarios or methods.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for row in rows:
+        scores.setdefault(row["method"], {})[row["scenario"]] = row[f"{row['evaluated']}_last"]
+    scenarios = sorted({row["scenario"] for row in rows})
+    whole = {name: [found[s] for s in scenarios] for name, found in scores.items() if len(found) == len(scenarios)}
+    return statistics.ranks(whole) if len(scenarios) > 1 and len(whole) > 1 else None
 
 
 def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
     compared = [pair for run in mine if (pair := against_local(run, runs)) is not None]
     row: dict[str, Any] = {
+        "scenario": mine[0].scenario,
         "method": label,
         "seeds": len(mine),
         "rounds": f"{min(r.rounds_done for r in mine)}/{mine[0].rounds}",

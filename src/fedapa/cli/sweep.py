@@ -1,0 +1,80 @@
+"""fedapa sweep CONFIG..."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Run many runs over all cores, scenario by scenario")
+@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True)
+@ui.config_options
+@click.option("--only", default="*", metavar="PATTERN", help="Only runs whose SCENARIO/METHOD-seedN matches it.")
+@click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
+@click.option("--dry-run", is_flag=True, help="List the runs and what they will take, and stop.")
+@ui.comparison_option
+def command(
+    configs: tuple[str, ...], methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
+    only: str, jobs: int | None, out: Path | None, dry_run: bool, form: str,
+) -> None:  # fmt: skip
+    """Run every scenario, method and seed of the CONFIGs, several at a time, each on one core, longest first.
+
+    A CONFIG is what `fedapa run` takes, or has tables [scenario.NAME] whose keys lie on top of the rest. The runs are
+    in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/sweep.db and OUT/results.json. The same command again
+    goes on where a killed sweep stopped, and so does `fedapa resume OUT`; finished runs are never repeated, failed ones
+    do not stop the others, and several sweeps may work in one folder.
+    """
+    from fedapa.cli import common
+    from fedapa.config.grid import load_scenarios
+    from fedapa.sweep import sweep
+
+    extra = common.changes_of(methods, seeds, changes, data_dir)
+    scenarios = common.merged([load_scenarios(config, extra) for config in configs])
+    out = out or common.default_out(configs[0])
+    if dry_run:
+        ui.show(sweep.outlook(scenarios, out, only), "json" if form == "json" else "table")
+        return
+    common.check_writable(out)
+    common.check_data(config for _, config in scenarios)
+    run_all(sweep.lay_out_all(scenarios, out, only), out, jobs, form)
+
+
+def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
+    """Play the runs with a bar over all of them, then compare; failures are told at the end."""
+    from fedapa.cli import common
+    from fedapa.errors import RunError
+    from fedapa.run.transport import available_cores
+    from fedapa.sweep import sweep
+
+    with ui.progress() as bar:
+        whole = bar.add_task("all runs", total=None, note="")
+
+        def tell(now: sweep.Progress) -> None:
+            note = f"{now.finished}/{now.runs} runs"
+            bar.update(whole, total=round(now.whole), completed=round(now.done), note=note)
+            _tell_of_one(bar, now.news)
+
+        try:
+            failed = sweep.play(out, paths, jobs or available_cores(), tell)
+        except KeyboardInterrupt:
+            again = f"`fedapa resume {shlex.quote(str(out))}` goes on"
+            raise common.Interrupted("interrupted", again) from None
+    if len(failed) < len(paths):
+        sweep.write_results(out)
+        common.print_comparison(out, form)
+    ui.say(f"runs are in {out}")
+    if failed:
+        listed = "".join(f"\n  {path}: {reason}" for path, reason in failed.items())
+        again = f"`fedapa resume {shlex.quote(str(out))}` tries them again"
+        raise RunError(f"{len(failed)} of {len(paths)} runs failed:{listed}", again)
+
+
+def _tell_of_one(bar: Any, news: Any) -> None:
+    if news is not None and news.what == "failed" and not bar.disable:
+        bar.console.print(f"failed {news.path.name}: {news.text}", style="red", markup=False)

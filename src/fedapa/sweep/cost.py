@@ -1,0 +1,56 @@
+"""What a run will take: measured where a run of its kind is finished, otherwise guessed from its size."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedapa.config.load import settings_of
+from fedapa.config.schema import Config
+from fedapa.data.sources import source
+from fedapa.errors import InputError
+
+# Seconds of a round beside Local's: CIFAR-10, LeNet-5, 20 clients, native engine, one core.
+ROUND = {
+    "fedphp": 3.4, "apple": 2.6, "pfedhn": 1.3, "pfedhn-pc": 1.3, "fedpac": 1.9, "dbe": 1.9, "fedproto": 1.5,
+    "fedgh": 1.1, "pfedla": 1.2, "ditto": 2.1, "fedrep": 3.0, "fedala": 1.4,
+}  # fmt: skip
+SECONDS_PER_PIXEL = 2.6e-8  # of training, forward and back, a guess for a small convolutional network
+
+
+class Kind(NamedTuple):
+    """Runs of one kind take the same time."""
+
+    scenario: str
+    method: str
+
+
+def guess(config: Config, method: str) -> float:
+    """Seconds on one core."""
+    base, _ = settings_of(config, method)
+    share = sum(config.run.participation) / 2
+    work = config.run.rounds * config.training.epochs * share * _pixels(config.data.source)
+    return ROUND.get(base, 1.0) * work * SECONDS_PER_PIXEL
+
+
+def expected(guesses: Mapping[str, tuple[Kind, float]], known: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of every run in ``guesses``, given the finished runs of a sweep."""
+    measured: dict[Kind, list[float]] = {}
+    for run in known:
+        if run["seconds"] is not None:
+            measured.setdefault(Kind(run["scenario"], run["method"]), []).append(run["seconds"])
+    typical = {kind: statistics.median(seconds) for kind, seconds in measured.items()}
+    ratios = [typical[kind] / seconds for kind, seconds in guesses.values() if kind in typical and seconds > 0]
+    scale = statistics.median(ratios) if ratios else 1.0
+    return {path: typical.get(kind, scale * seconds) for path, (kind, seconds) in guesses.items()}
+
+
+def _pixels(name: str) -> float:
+    """Of all training images."""
+    try:
+        info = source(name)
+    except InputError:
+        return 1e6
+    return float(info.train * math.prod(info.shape))

@@ -1,0 +1,158 @@
+"""Processes that play one run after another, each on one core; a run that fails or kills its process harms no other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedapa.errors import FedapaError
+
+ENDS = ("finished", "failed", "elsewhere")
+
+
+class News(NamedTuple):
+    """What a process says of the run it is at."""
+
+    path: Path
+    what: str  # started, round, finished, failed, elsewhere (another process is at it)
+    round: int = 0
+    text: str = ""
+
+
+@dataclass
+class Worker:
+    process: BaseProcess
+    talk: Connection
+    alive: Connection  # never written to; its end tells the process that we are gone
+    at: Path | None = None
+
+
+def play(runs: Sequence[Path], workers: int, tell: Callable[[News], None]) -> None:
+    """Play all runs in the given order, ``workers`` at a time; returns when each has ended in one way or another."""
+    todo = list(reversed(runs))
+    with _staff(min(workers, len(runs))) as staff:
+        for worker in staff:
+            _next(worker, todo)
+        while busy := [worker for worker in staff if worker.at is not None]:
+            ready = wait([worker.talk for worker in busy])
+            for worker in busy:
+                if worker.talk in ready:
+                    _hear(worker, todo, tell)
+
+
+def _hear(worker: Worker, todo: list[Path], tell: Callable[[News], None]) -> None:
+    try:
+        news = News(*worker.talk.recv())
+    except (EOFError, ConnectionResetError):
+        assert worker.at is not None
+        worker.process.join()
+        tell(News(worker.at, "failed", text=_death(worker.process.exitcode)))
+        _replace(worker)
+        _next(worker, todo)
+        return
+    tell(news)
+    if news.what in ENDS:
+        _next(worker, todo)
+
+
+def _next(worker: Worker, todo: list[Path]) -> None:
+    worker.at = todo.pop() if todo else None
+    worker.talk.send(worker.at)
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{hint}"
+    return f"its process ended with code {code}"
+
+
+# ----------------------------------------------------------------------------------------------- the processes' side
+
+
+def _serve(talk: Connection, alive: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the one who started us decides
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+    while (path := talk.recv()) is not None:
+        try:
+            _play_one(path, lambda *news: talk.send(news))
+        except BrokenPipeError:
+            return
+
+
+def _end_with_parent(alive: Connection) -> None:
+    """A killed parent cannot stop us; runs go on from their last checkpoint, so an end at any moment loses nothing."""
+    try:
+        alive.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _play_one(path: Path, say: Callable[..., None]) -> None:
+    from fedapa.config.experiment import execute
+    from fedapa.run.folder import InUse
+
+    say(path, "started")
+    try:
+        execute(path, lambda log: say(path, "round", log.round + 1), workers=1)
+        say(path, "finished")
+    except InUse:
+        say(path, "elsewhere")
+    except FedapaError as error:
+        say(path, "failed", 0, error.message)
+    except Exception as error:
+        _leave_trace(path, error)
+        say(path, "failed", 0, f"{type(error).__name__}: {error} (see {path / 'log.txt'})")
+
+
+def _leave_trace(path: Path, error: Exception) -> None:
+    import traceback
+    from contextlib import suppress
+
+    with suppress(OSError), open(path / "log.txt", "a", encoding="utf-8") as file:
+        file.writelines(traceback.format_exception(error))
+
+
+# ------------------------------------------------------------------------------------------------- hiring and firing
+
+
+@contextmanager
+def _staff(count: int) -> Iterator[list[Worker]]:
+    staff = [_hire() for _ in range(count)]
+    try:
+        yield staff
+    finally:
+        for worker in staff:
+            _dismiss(worker)
+
+
+def _hire() -> Worker:
+    context: Any = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    watched, alive = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, watched), daemon=True)
+    process.start()
+    theirs.close()
+    watched.close()
+    return Worker(process, ours, alive)
+
+
+def _replace(worker: Worker) -> None:
+    _dismiss(worker)
+    new = _hire()
+    worker.process, worker.talk, worker.alive = new.process, new.talk, new.alive
+
+
+def _dismiss(worker: Worker) -> None:
+    worker.talk.close()
+    worker.alive.close()
+    worker.process.join()

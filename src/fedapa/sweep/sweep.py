@@ -1,0 +1,154 @@
+"""A sweep: the runs of one or more files, laid out in a folder, played over all cores, kept in one database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from fedapa.config.experiment import lay_out, read_config
+from fedapa.config.schema import Config
+from fedapa.errors import InputError, RunError
+from fedapa.run import results
+from fedapa.run.folder import rounds_done, status
+from fedapa.sweep import cost, pool
+from fedapa.sweep.store import NAME, Planned, Store
+
+RESULTS = "results.json"
+Tell = Callable[["Progress"], None]
+
+
+@dataclass
+class Progress:
+    """Where a sweep stands; costs are expected seconds on one core."""
+
+    whole: float
+    done: float
+    finished: int
+    runs: int
+    news: pool.News | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    path: Path
+    planned: Planned
+    seconds: float  # expected, for all of it
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / NAME).is_file()
+
+
+Scenarios = Sequence[tuple[str, Config]]  # by name; a name may come twice, with other methods
+
+
+def outlook(scenarios: Scenarios, out: Path, only: str = "*") -> list[dict[str, Any]]:
+    """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
+    guesses = {
+        run_name(scenario, method, seed): (cost.Kind(scenario, method), cost.guess(config, method))
+        for scenario, config in scenarios
+        for seed in config.seeds
+        for method in config.methods
+        if fnmatch(run_name(scenario, method, seed), only)
+    }
+    seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
+    states = {name: status(out / name) for name in guesses}
+    return [{"run": name, "state": states[name], "minutes": seconds[name] / 60} for name in guesses]
+
+
+def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*") -> list[Path]:
+    """The run folders of all scenarios whose SCENARIO/METHOD-seedN matches ``only``."""
+    paths = [path for name, config in scenarios for path in lay_out(config, out / name, _wanted(only, name))]
+    if not paths:
+        raise InputError(f"no run matches --only {only!r}", "it is compared with SCENARIO/METHOD-seedN")
+    return paths
+
+
+def run_name(scenario: str, method: str, seed: int) -> str:
+    return str(Path(scenario) / f"{method}-seed{seed}")
+
+
+def _wanted(only: str, scenario: str) -> Callable[[str], bool]:
+    return lambda name: fnmatch(str(Path(scenario) / name), only)
+
+
+def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
+    """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
+    store = Store(out)
+    jobs = _jobs(out, list(paths), store)
+    failed: dict[str, str] = {}
+    todo = [job for job in jobs if status(job.path) != "finished"]
+    share = {job.path: rounds_done(job.path) / job.planned.rounds for job in jobs}
+    by_path = {job.path: job for job in jobs}
+    progress = Progress(sum(job.seconds for job in jobs), 0.0, len(jobs) - len(todo), len(jobs))
+
+    def hear(news: pool.News | None) -> None:
+        if news is not None:
+            _note(store, by_path[news.path].planned, news, failed)
+            if news.what == "round":
+                share[news.path] = news.round / by_path[news.path].planned.rounds
+            progress.finished += news.what == "finished"
+        progress.done = sum(share[job.path] * job.seconds for job in jobs)
+        progress.news = news
+        if tell is not None:
+            tell(progress)
+
+    hear(None)
+    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, hear)
+    return failed
+
+
+def _left(job: Job, share: Mapping[Path, float]) -> float:
+    return job.seconds * (1 - share[job.path])
+
+
+def _jobs(out: Path, paths: list[Path], store: Store) -> list[Job]:
+    plans, guesses = {}, {}
+    for path in paths:
+        config = read_config(path)
+        (method,), (seed,) = config.methods, config.seeds
+        name = str(path.relative_to(out))
+        plans[name] = Planned(name, "" if path.parent == out else path.parent.name, method, seed, config.run.rounds)
+        guesses[name] = (cost.Kind(plans[name].scenario, method), cost.guess(config, method))
+    store.plan(list(plans.values()))
+    known = store.runs()
+    _catch_up(out, [plans[run["path"]] for run in known if run["path"] in plans and run["state"] != "finished"], store)
+    seconds = cost.expected(guesses, known)
+    return [Job(out / name, plan, seconds[name]) for name, plan in plans.items()]
+
+
+def _catch_up(out: Path, plans: list[Planned], store: Store) -> None:
+    """Runs that finished without our noticing: the process was killed between the two notes."""
+    for plan in plans:
+        if status(out / plan.path) == "finished":
+            _keep(out, plan, store)
+
+
+def _note(store: Store, plan: Planned, news: pool.News, failed: dict[str, str]) -> None:
+    if news.what == "finished":
+        _keep(store.path.parent, plan, store)
+    elif news.what == "failed":
+        failed[plan.path] = news.text
+        store.note(plan.path, "failed", news.text)
+    elif news.what == "started":
+        store.note(plan.path, "running")
+
+
+def _keep(out: Path, plan: Planned, store: Store) -> None:
+    run = results.read(out / plan.path, plan.scenario)
+    if run is None:
+        raise RunError(f"{out / plan.path} is finished but has no results", "remove it and sweep again")
+    store.keep(plan.path, run)
+
+
+def write_results(out: Path) -> Path:
+    """All finished runs of a sweep as one small JSON file, a line each."""
+    runs = [run for run in results.load(out) if run.status == "finished"]
+    lines = [json.dumps(row, default=str) for row in results.as_dicts(runs)]
+    path = out / RESULTS
+    path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+    return path
