@@ -41,7 +41,7 @@ def command(
         ui.show(sweep.outlook(scenarios, out, only), "json" if form == "json" else "table")
         return
     common.check_writable(out)
-    common.check_data(config for _, config in scenarios)
+    common.check_data(sweep.chosen(scenarios, only))
     run_all(sweep.lay_out_all(scenarios, out, only), out, jobs, form)
 
 

@@ -38,15 +38,15 @@ def single(config: Config, method: str, seed: int) -> Config:
     return config.model_copy(update={"methods": [method], "seeds": [seed], "method": own})
 
 
+def run_names(config: Config) -> dict[str, tuple[str, int]]:
+    """Method and seed of every run of a config, by the name of its folder."""
+    return {f"{method}-seed{seed}": (method, seed) for seed in config.seeds for method in config.methods}
+
+
 def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """The run folders of a config, made before the first run starts, so that resume knows of all of them."""
     config = _anchored(config)
-    wanted = {
-        out / name: dump(single(config, method, seed))
-        for seed in config.seeds
-        for method in config.methods
-        if chosen(name := f"{method}-seed{seed}")
-    }
+    wanted = {out / name: dump(single(config, *one)) for name, one in run_names(config).items() if chosen(name)}
     for path, text in wanted.items():  # nothing is made if one of them cannot be
         folders.check_free(path, text)
     for path, text in wanted.items():

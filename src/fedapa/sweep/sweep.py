@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from fedapa.config.experiment import lay_out, read_config
+from fedapa.config.experiment import lay_out, read_config, run_names
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
 from fedapa.run import results
@@ -49,11 +49,10 @@ Scenarios = Sequence[tuple[str, Config]]  # by name; a name may come twice, with
 def outlook(scenarios: Scenarios, out: Path, only: str = "*") -> list[dict[str, Any]]:
     """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
     guesses = {
-        run_name(scenario, method, seed): (cost.Kind(scenario, method), cost.guess(config, method))
+        str(Path(scenario) / name): (cost.Kind(scenario, method), cost.guess(config, method))
         for scenario, config in scenarios
-        for seed in config.seeds
-        for method in config.methods
-        if fnmatch(run_name(scenario, method, seed), only)
+        for name, (method, _) in run_names(config).items()
+        if fnmatch(str(Path(scenario) / name), only)
     }
     seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
     states = {name: status(out / name) for name in guesses}
@@ -68,8 +67,9 @@ def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*") -> list[Path]:
     return paths
 
 
-def run_name(scenario: str, method: str, seed: int) -> str:
-    return str(Path(scenario) / f"{method}-seed{seed}")
+def chosen(scenarios: Scenarios, only: str) -> list[Config]:
+    """The scenarios with a run that matches."""
+    return [config for scenario, config in scenarios if any(map(_wanted(only, scenario), run_names(config)))]
 
 
 def _wanted(only: str, scenario: str) -> Callable[[str], bool]:
