@@ -1,9 +1,14 @@
-"""The command under test, and a small config for it."""
+"""The command under test, in a process if need be, and a small config for it."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,3 +47,31 @@ class Answer(NamedTuple):
 
 
 Call = Callable[..., Answer]
+
+
+def listen_to_ctrl_c() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and children inherit it; a user's terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def started(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, which is gone afterwards."""
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=listen_to_ctrl_c,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 600
+    while not happened():
+        assert process.poll() is None, f"it ended: {process.communicate()}"
+        assert time.monotonic() < end, "the run does not get there"
+        time.sleep(0.002)

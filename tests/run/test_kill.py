@@ -5,50 +5,20 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from command import COMMAND, SMALL, Call
+from command import SMALL, Call, started, wait_for
 from fedapa.core.tree import digest
 from fedapa.run import folder, ledger
 
 ROUNDS = 6
 METHODS = ("fedapa", "fedavg", "local")
 CONFIG = SMALL.replace("rounds = 3", f"rounds = {ROUNDS}").replace("epochs = 1", "epochs = 4")
-
-
-def listen_to_ctrl_c() -> None:
-    """A shell starts background jobs deaf to Ctrl-C, and children inherit it; a user's terminal does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextmanager
-def started(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, which is gone afterwards."""
-    process = subprocess.Popen(
-        [COMMAND, *map(str, words)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=listen_to_ctrl_c,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 600
-    while not happened():
-        assert process.poll() is None, f"it ended: {process.communicate()}"
-        assert time.monotonic() < end, "the run does not get there"
-        time.sleep(0.002)
 
 
 def said(run: Path, words: str) -> Callable[[], bool]:

@@ -155,7 +155,9 @@ def print_comparison(out: Path, form: str) -> None:
     from fedapa.cli import export
     from fedapa.run import results
 
-    runs = results.load(out)
+    runs, unreadable = results.survey(out)
+    for path, why in unreadable.items():
+        ui.say(f"left out {path.name}: {why}")
     rows = results.table(runs)
     ranks = results.ranks(rows)
     if form == "json":

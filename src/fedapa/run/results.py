@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +56,28 @@ class RunResult:
         return self.before if self.evaluated == "before" else self.after
 
 
+class Found(NamedTuple):
+    runs: list[RunResult]
+    unreadable: dict[Path, str]  # and why
+
+
 def load(folder: Path) -> list[RunResult]:
     """All runs at or below a folder that have at least one evaluated round."""
-    found = [run for path in runs_under(folder) if (run := read(path, _scenario(path, folder))) is not None]
-    if not found:
-        raise InputError(f"no run with results under {folder}", "`fedapa run` makes one; `fedapa resume` continues it")
+    return survey(folder).runs
+
+
+def survey(folder: Path) -> Found:
+    """The same, with the runs that cannot be read; an error where nothing can be."""
+    found = Found([], {})
+    for path in runs_under(folder):
+        try:
+            if (run := read(path, _scenario(path, folder))) is not None:
+                found.runs.append(run)
+        except InputError as error:
+            found.unreadable[path] = error.message
+    if not found.runs:
+        why = next(iter(found.unreadable.values()), f"no run with results under {folder}")
+        raise InputError(why, "`fedapa run` makes one; `fedapa resume` continues it")
     return found
 
 

@@ -79,8 +79,7 @@ def _wanted(only: str, scenario: str) -> Callable[[str], bool]:
 def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
     """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
     store = Store(out)
-    jobs = _jobs(out, list(paths), store)
-    failed: dict[str, str] = {}
+    jobs, failed = _jobs(out, list(paths), store)
     todo = [job for job in jobs if status(job.path) != "finished"]
     share = {job.path: rounds_done(job.path) / job.planned.rounds for job in jobs}
     by_path = {job.path: job for job in jobs}
@@ -106,7 +105,8 @@ def _left(job: Job, share: Mapping[Path, float]) -> float:
     return job.seconds * (1 - share[job.path])
 
 
-def _jobs(out: Path, paths: list[Path], store: Store) -> list[Job]:
+def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[str, str]]:
+    """What there is to play, and the runs that cannot be: a damaged one must not stop the rest."""
     plans, guesses = {}, {}
     for path in paths:
         config = read_config(path)
@@ -116,16 +116,22 @@ def _jobs(out: Path, paths: list[Path], store: Store) -> list[Job]:
         guesses[name] = (cost.Kind(plans[name].scenario, method), cost.guess(config, method))
     store.plan(list(plans.values()))
     known = store.runs()
-    _catch_up(out, [plans[run["path"]] for run in known if run["path"] in plans and run["state"] != "finished"], store)
+    failed = _catch_up(out, [plans[run["path"]] for run in known if run["path"] in plans], store)
     seconds = cost.expected(guesses, known)
-    return [Job(out / name, plan, seconds[name]) for name, plan in plans.items()]
+    return [Job(out / name, plan, seconds[name]) for name, plan in plans.items() if name not in failed], failed
 
 
-def _catch_up(out: Path, plans: list[Planned], store: Store) -> None:
-    """Runs that finished without our noticing: the process was killed between the two notes."""
+def _catch_up(out: Path, plans: list[Planned], store: Store) -> dict[str, str]:
+    """Note what happened to runs while nobody looked: finished in a killed sweep, or damaged."""
+    known, failed = {run["path"]: run["state"] for run in store.runs()}, {}
     for plan in plans:
-        if status(out / plan.path) == "finished":
-            _keep(out, plan, store)
+        try:
+            if status(out / plan.path) == "finished" and known[plan.path] != "finished":
+                _keep(out, plan, store)
+        except InputError as error:
+            failed[plan.path] = error.message
+            store.note(plan.path, "failed", error.message)
+    return failed
 
 
 def _note(store: Store, plan: Planned, news: pool.News, failed: dict[str, str]) -> None:
