@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -65,6 +66,62 @@ def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path
     assert rows["toy"]["gain"] == [1, 2, 1]
     assert rows["local"]["gain"] == [0, 4, 0]
     assert rows["other"]["gain"] is None
+
+
+def test_client_gains_by_hand(tmp_path: Path) -> None:
+    local = make(tmp_path / "local", label="local")
+    make(tmp_path / "toy")
+    change(local, "UPDATE client_round SET after_correct = 0 WHERE client = 0")
+    rows = results.client_gains(results.load(tmp_path))
+    # Client 0 has 3 of its 10 right in the last round; alone it now has none.
+    first = rows[0]["test_samples"]
+    assert [row["client"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["gain"] == pytest.approx(100 * 3 / first)
+    assert [row["gain"] for row in rows[1:]] == [0, 0, 0]
+    assert results.client_gains(results.load(tmp_path), "nobody") == []
+
+
+def test_gains_against_another_method(tmp_path: Path) -> None:
+    other = make(tmp_path / "other", label="other")
+    make(tmp_path / "toy")
+    change(other, "UPDATE client_round SET after_correct = 0 WHERE client = 0")
+    rows = {row["method"]: row for row in results.table(results.load(tmp_path), "other")}
+    assert rows["toy"]["gain"] == [1, 3, 0]
+
+
+def test_scenarios_are_kept_apart_and_ranked(tmp_path: Path) -> None:
+    for scenario, better in (("a", "x"), ("b", "x"), ("c", "y")):
+        for label in "xyz":
+            path = make(tmp_path / scenario / label, label=label)
+            value = {better: 90, "z": 10}.get(label, 50)
+            change(path, f"UPDATE accuracy SET pooled = {value} WHERE round = 6")
+    rows = results.table(results.load(tmp_path))
+    assert [(row["scenario"], row["method"]) for row in rows] == [(s, m) for s in "abc" for m in "xyz"]
+    found = results.ranks(rows)
+    assert found is not None
+    assert found.mean_rank == pytest.approx({"x": 4 / 3, "y": 5 / 3, "z": 3})
+    # Friedman by hand: 12 / (3 * 3 * 4) * (4^2 + 5^2 + 9^2) - 3 * 3 * 4 = 14 / 3 on two degrees of freedom.
+    assert found.p == pytest.approx(2.718281828459045 ** (-14 / 6))
+    assert results.ranks([row for row in rows if row["scenario"] == "a"]) is None
+
+
+def test_a_file_of_results_says_what_the_folder_says(tmp_path: Path) -> None:
+    make(tmp_path / "toy")
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"runs": results.as_dicts(results.load(tmp_path))}, default=str))
+    assert results.table(results.survey(path).runs) == results.table(results.load(tmp_path))
+    path.write_text("[]")
+    with pytest.raises(InputError, match="not a file of results"):
+        results.load(path)
+
+
+def test_an_unreadable_run_is_left_out_and_named(tmp_path: Path) -> None:
+    make(tmp_path / "toy")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.db").write_text("no database")
+    found = results.survey(tmp_path)
+    assert [run.folder.name for run in found.runs] == ["toy"]
+    assert [path.name for path in found.unreadable] == ["broken"]
 
 
 def test_spread_over_seeds(tmp_path: Path) -> None:

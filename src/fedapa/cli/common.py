@@ -151,14 +151,16 @@ def _note(log: Any) -> str:
     return f"{before:.1f} / {after:.1f} %"
 
 
-def print_comparison(out: Path, form: str) -> None:
+def print_comparison(out: Path, form: str, rival: str = "local") -> None:
     from fedapa.cli import export
     from fedapa.run import results
 
     runs, unreadable = results.survey(out)
     for path, why in unreadable.items():
         ui.say(f"left out {path.name}: {why}")
-    rows = results.table(runs)
+    if rival not in {run.label for run in runs} and rival != "local":
+        raise InputError(f"there is no run of {rival!r} in {out}", "--against names a method that was run")
+    rows = results.table(runs, rival)
     ranks = results.ranks(rows)
     if form == "json":
         whole = {} if ranks is None else {"ranks": ranks._asdict()}
@@ -167,9 +169,24 @@ def print_comparison(out: Path, form: str) -> None:
         click.echo(export.as_csv(rows) if form == "csv" else export.as_latex(rows), nl=False)
     else:
         for scenario in dict.fromkeys(row["scenario"] for row in rows):
-            ui.show([_readable(row) for row in rows if row["scenario"] == scenario], form, title=scenario)
+            ui.show([_readable(row, rival) for row in rows if row["scenario"] == scenario], form, title=scenario)
         if ranks is not None:
             _show_ranks(ranks)
+
+
+def print_clients(out: Path, form: str, rival: str = "local") -> None:
+    from fedapa.cli import export
+    from fedapa.run import results
+
+    rows = results.client_gains(results.load(out), rival)
+    if not rows:
+        raise InputError(f"nothing in {out} can be compared with {rival}", "run it on the same allocations")
+    if form == "csv":
+        click.echo(export.as_csv(rows), nl=False)
+    elif form == "latex":
+        raise InputError("there is no LaTeX table of clients", "choose --format csv or json")
+    else:
+        ui.show(rows, form)
 
 
 def _show_ranks(ranks: Any) -> None:
@@ -183,7 +200,7 @@ def _sure(p: float | None) -> str:
     return "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
+def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
     """Percent with spread; the model that the method's paper evaluates carries a star."""
     shown: dict[str, Any] = {"method": row["method"], "seeds": row["seeds"], "rounds": row["rounds"]}
     for phase in ("before", "after"):
@@ -195,6 +212,6 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
         shown["selected %"] = row[f"{row['evaluated']}_selected"]
     shown["worst client %"] = row["worst_client"]
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
-    shown["vs local"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"
+    shown[f"vs {rival}"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"
     shown["KiB/client/round"] = f"{row['kib']:.1f}"
     return shown

@@ -10,16 +10,21 @@ from fedapa.cli import ui
 
 
 @click.command(short_help="Compare the runs of a folder")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.argument("folder", metavar="[FOLDER]", type=click.Path(path_type=Path), required=False)
+@click.option("--against", default="local", metavar="METHOD", help="Whom to count gains against.")
+@click.option("--clients", is_flag=True, help="Who gains and who loses, client by client.")
 @ui.comparison_option
-def command(folder: Path | None, form: str) -> None:
-    """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going.
+def command(folder: Path | None, against: str, clients: bool, form: str) -> None:
+    """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going, or of a results.json.
 
     Accuracy is pooled over all test samples, before and after local training; a star marks the one that the method's
     paper reports; ± is the standard deviation over seeds. gain/equal/lose counts clients against local training on the
-    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test. KiB is what one
-    client receives and sends in one round. --format json adds confidence intervals and every client.
+    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test over all clients and
+    allocations. KiB is what one client receives and sends in one round. With several scenarios, methods that are in all
+    of them are ranked and Friedman's test tells whether the ranks could be chance. --format json adds confidence
+    intervals and every client.
     """
     from fedapa.cli import common
 
-    common.print_comparison(folder or common.newest_out(), form)
+    show = common.print_clients if clients else common.print_comparison
+    show(folder or common.newest_out(), form, against)

@@ -22,6 +22,8 @@ def as_csv(rows: Rows) -> str:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(row["gain"], list | None):
+        return row
     gain = row["gain"] or [None, None, None]
     counted = dict(zip(("clients_gain", "clients_equal", "clients_lose"), gain, strict=True))
     return {key: value for key, value in row.items() if key != "gain"} | counted

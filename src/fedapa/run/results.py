@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedapa.run.evaluate import Counts, Summary
 from fedapa.run.folder import runs_under
 
 Percent = npt.NDArray[np.float64]
+LOCAL = "local"  # the rival of all: training alone
 TAIL = 5  # rounds in the mean of the last rounds
 
 
@@ -67,7 +68,9 @@ def load(folder: Path) -> list[RunResult]:
 
 
 def survey(folder: Path) -> Found:
-    """The same, with the runs that cannot be read; an error where nothing can be."""
+    """The same, with the runs that cannot be read; an error where nothing can be. Takes a file of results, too."""
+    if folder.is_file():
+        return Found(_from_file(folder), {})
     found = Found([], {})
     for path in runs_under(folder):
         try:
@@ -79,6 +82,14 @@ def survey(folder: Path) -> Found:
         why = next(iter(found.unreadable.values()), f"no run with results under {folder}")
         raise InputError(why, "`fedapa run` makes one; `fedapa resume` continues it")
     return found
+
+
+def _from_file(path: Path) -> list[RunResult]:
+    try:
+        return from_dicts(json.loads(path.read_text(encoding="utf-8"))["runs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "`fedapa sweep` writes results.json; `fedapa compare --format json` prints one"
+        raise InputError(f"{path} is not a file of results: {type(error).__name__}: {error}", hint) from None
 
 
 def _scenario(run: Path, folder: Path) -> str:
@@ -117,12 +128,26 @@ def _phase(db: Any, name: str) -> Phase | None:
     return Phase(pooled[-1], pooled[best], rows[best][0] + 1, tail, selected, rows[-1][1], curve)
 
 
-def against_local(run: RunResult, runs: Sequence[RunResult]) -> tuple[Percent, Percent] | None:
-    """Every client's accuracy with this method and alone, on the same allocation; None without such a local run."""
+def side_by_side(run: RunResult, runs: Sequence[RunResult], rival: str) -> tuple[Percent, Percent] | None:
+    """Every client's accuracy with this method and the rival, on the same allocation; None without such a run."""
     for other in runs:
-        if (other.label, other.seed, other.partition) == ("local", run.seed, run.partition):
+        if (other.label, other.seed, other.partition) == (rival, run.seed, run.partition):
             return _percent(run), _percent(other)
     return None
+
+
+def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str, Any]]:
+    """Who gains and who loses against the rival, and by how many points, client by client."""
+    rows = []
+    for run in runs:
+        if run.label == rival or (pair := side_by_side(run, runs, rival)) is None:
+            continue
+        for client, (ours, theirs) in enumerate(zip(*pair, strict=True)):
+            place = {"scenario": run.scenario, "method": run.label, "seed": run.seed, "client": client}
+            tested = int(run.counts[client, 1])
+            found = {"accuracy": float(ours), rival: float(theirs), "gain": float(ours - theirs)}
+            rows.append({**place, "test_samples": tested, **found})
+    return rows
 
 
 def _percent(run: RunResult) -> Percent:
@@ -130,12 +155,12 @@ def _percent(run: RunResult) -> Percent:
     return found
 
 
-def table(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """One row per scenario and method: means over seeds, spread where there are several."""
+def table(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str, Any]]:
+    """One row per scenario and method: means over seeds, spread where there are several; gains against the rival."""
     groups: dict[tuple[str, str], list[RunResult]] = {}
     for run in sorted(runs, key=lambda run: (run.scenario, _place(run.label))):
         groups.setdefault((run.scenario, run.label), []).append(run)
-    return [_row(label, mine, runs) for (_, label), mine in groups.items()]
+    return [_row(label, mine, runs, rival) for (_, label), mine in groups.items()]
 
 
 def _place(label: str) -> int:
@@ -157,8 +182,8 @@ def ranks(rows: Sequence[dict[str, Any]]) -> statistics.Ranks | None:
     return statistics.ranks(whole) if len(scenarios) > 1 and len(whole) > 1 else None
 
 
-def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
-    compared = [pair for run in mine if (pair := against_local(run, runs)) is not None]
+def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> dict[str, Any]:
+    compared = [pair for run in mine if (pair := side_by_side(run, runs, rival)) is not None]
     row: dict[str, Any] = {
         "scenario": mine[0].scenario,
         "method": label,
@@ -175,14 +200,14 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult]) -> di
         row[f"{name}_selected"] = _mean(selected) if len(selected) == len(phases) else None
     row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
     row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
-    row |= _against_local(compared)
+    row |= _gains(compared)
     row["kib"] = _mean([run.kib for run in mine])
     row["seconds"] = _mean([run.seconds for run in mine])
     return row
 
 
-def _against_local(pairs: Sequence[tuple[Percent, Percent]]) -> dict[str, Any]:
-    """Clients better, equal and worse than alone, the mean gain in points, and a paired test over all of them."""
+def _gains(pairs: Sequence[tuple[Percent, Percent]]) -> dict[str, Any]:
+    """Clients better, equal and worse, the mean gain in points, and a paired test over all of them."""
     if not pairs:
         return {"gain": None, "gain_points": None, "gain_p": None}
     ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -198,6 +223,22 @@ def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         row |= {"folder": run.folder.name, "counts": run.counts.tolist(), "environment": _environment(run.folder)}
         rows.append(row)
     return rows
+
+
+def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
+    """The other way round."""
+    return [_from_dict(row) for row in rows]
+
+
+def _from_dict(row: dict[str, Any]) -> RunResult:
+    phases = {name: _phase_of(row[name]) for name in ("before", "after")}
+    known = {field.name: row[field.name] for field in fields(RunResult)}
+    counts = np.array(row["counts"], dtype=np.int64)
+    return RunResult(**{**known, **phases, "folder": Path(row["folder"]), "counts": counts})
+
+
+def _phase_of(row: dict[str, Any]) -> Phase:
+    return Phase(**{**row, "summary": Summary(**row["summary"]), "curve": tuple(row["curve"])})
 
 
 def _environment(folder: Path) -> dict[str, Any]:
