@@ -22,6 +22,7 @@ VERBS = {
     "data": "Fetch data sets and look at how they are split",
     "cite": "How to cite a method",
     "verify": "Check a method of your own against the laws",
+    "theory": "Measure the convergence analysis on a small smooth problem",
     "bench": "Measure the engines against a plain loop",
     "doctor": "Say what this installation can do",
 }

@@ -73,7 +73,7 @@ def bubble_plot(
     classes = int(labels.max()) + 1
     counts = np.stack([np.bincount(labels[index], minlength=classes) for index in partition.train])
     figure = _bubbles(counts, class_names or [str(k) for k in range(classes)], title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _bubbles(counts: Index, class_names: Sequence[str], title: str | None) -> Any:
@@ -108,7 +108,7 @@ def _ticks(n: int) -> list[int]:
     return list(range(0, n, 1 if n <= 25 else 5 if n <= 60 else 10))
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Draw into a neighbour and rename, so that a failed drawing leaves nothing behind."""
     try:
         with tempfile.TemporaryDirectory(prefix=".figure-", dir=path.parent) as scratch:

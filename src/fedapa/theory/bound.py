@@ -96,6 +96,12 @@ def lemma1(s: Steps, c: Constants) -> Numbers:
     return c.L1 * s.steps * c.alpha**2 / 2 * c.variance - gained
 
 
+def chance(s: Steps, c: Constants) -> Numbers:
+    """-alpha times the sum of <gradient, gradient noise>: its mean is zero, so that taking it out of a change leaves the
+    expected change alone and removes most of its scatter."""
+    return s.along + c.alpha * s.squared
+
+
 def printed_server(s: Steps, c: Constants) -> Numbers:
     """2 L2 eta (t + 1) Max^3: what mixing may lose, according to Lemma 3."""
     return 2 * c.L2 * c.eta * (s.round + 1) * c.largest**3
@@ -196,7 +202,9 @@ def _server(method: FedAPA, r: Round, i: int, size: int) -> tuple[float, ...]:
     slope = weights.slopes(delta, theta, method.sign)[0]
     bare = method.eta * weights.slopes(delta, theta)[0]
     share, far = 1 - row[i], (new - new[i]).norm(dim=1).max()
-    proxies = [0.5 * (new[i] - weights.aggregate(a, theta)).square().sum() for a in (A[i], A[i] + bare, A[i] - bare, row)]
+    proxies = [
+        0.5 * (new[i] - weights.aggregate(a, theta)).square().sum() for a in (A[i], A[i] + bare, A[i] - bare, row)
+    ]
     found = (
         torch.cat([theta, new]).norm(dim=1).max(), (r.sent[i] - r.new["theta"][i]).double().norm(), share, share * far,
         1 - A[i, i], (slope * (1 - own)).clamp(min=0).sum(), (row - own).norm(), *proxies,
