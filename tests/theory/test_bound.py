@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,7 @@ def test_clients_that_sat_out() -> None:
     for problem in PROBLEMS.values():
         found, _, c, data, task = ran(problem, FedAPA(eta=0.5), seed=2, rounds=10, low=0.5)
         phi = dict.fromkeys(range(4), task.init(2)[1].double())
-        for before, now in zip(found, found[1:], strict=False):
+        for before, now in pairwise(found):
             phi |= {i: path[-1, task.P :].double() for i, path in before.paths.items()}
             for i in set(range(4)) - now.paths.keys():
                 assert torch.equal(now.old["A"][i], now.new["A"][i])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_no_constant_saves_the_printed_bound() -> None:
     """The others' share doubles every round however small eta is; the printed term shrinks with eta."""
     ratios = [worst_ratio(eta) for eta in (1e-4, 1e-6, 1e-8, 1e-10)]
     assert ratios[0] > 1
-    assert all(later > 30 * earlier for earlier, later in zip(ratios, ratios[1:], strict=False))
+    assert all(later > 30 * earlier for earlier, later in pairwise(ratios))
 
 
 # ------------------------------------------------------------------------------------------------- rows of weights
@@ -138,7 +139,7 @@ def test_post_processing_is_not_non_expansive() -> None:
 
 @pytest.mark.parametrize("sign", ["descend", "printed"])
 def test_the_bare_step_changes_the_proxy_by_the_identity(sign: weights.Sign) -> None:
-    """q(A + s eta g) = q(A) - s eta |g|^2 + eta^2/2 |Theta g|^2 with g = Theta^T Delta: descending lowers, printed lifts."""
+    """q(A + s eta g) = q(A) - s eta |g|^2 + eta^2/2 |Theta g|^2 with g = Theta^T Delta and s = 1 or, as printed, -1."""
     random = torch.Generator().manual_seed(6)
     theta = torch.randn(5, 8, generator=random, dtype=torch.float64)  # [M, P]
     row, target, eta = simplex_rows(1, 5, 7), torch.randn(1, 8, generator=random, dtype=torch.float64), 0.01

@@ -44,9 +44,9 @@ HEADINGS = {
 def command(problem: str, etas: tuple[float, ...], repeats: int, out: Path | None, form: str, **options: Any) -> None:
     """Set the measured one-round change of the loss against the bound of the paper's Theorem 1 and the corrected one.
 
-    Real FedAPA, real rounds; every assumption of the theorem holds, with L1 and L2 proved and sigma² and the largest norm
-    measured. docs/theory.md says where the printed proof does not cover the algorithm, and proves what does. Exit code 1
-    if the corrected bound fails in any round of any client.
+    Real FedAPA, real rounds; every assumption of the theorem holds, with L1 and L2 proved, sigma² and the largest norm
+    measured. docs/theory.md says where the printed proof does not cover the algorithm, and proves what does. Exit code
+    1 if the corrected bound fails in any round of any client.
     """
     from fedapa.cli.common import check_writable
     from fedapa.errors import RunError

@@ -97,8 +97,8 @@ def lemma1(s: Steps, c: Constants) -> Numbers:
 
 
 def chance(s: Steps, c: Constants) -> Numbers:
-    """-alpha times the sum of <gradient, gradient noise>: its mean is zero, so that taking it out of a change leaves the
-    expected change alone and removes most of its scatter."""
+    """-alpha times the sum of <gradient, noise of the gradient>, for plain SGD: its mean is zero, so that taking it out
+    of a change leaves the expected change alone and removes most of the scatter."""
     return s.along + c.alpha * s.squared
 
 

@@ -1,4 +1,4 @@
-"""One column per step size: the change of the loss against its bounds above, what mixing costs against its bounds below."""
+"""One column per step size; above, the change of the loss against its bounds, below, the same for what mixing costs."""
 
 from __future__ import annotations
 

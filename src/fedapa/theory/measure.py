@@ -61,8 +61,8 @@ class Measured:
     def summary(self) -> dict[str, Any]:
         s, c = self.steps, self.constants
         rounds = self.by_round()
-        lowered = {name: float((after < s.proxy).mean()) for name, after in
-                   (("bare step", s.descended), ("step as printed", s.ascended), ("step as run", s.processed))}  # fmt: skip
+        ways = {"bare step": s.descended, "step as printed": s.ascended, "step as run": s.processed}
+        lowered = {name: float((after < s.proxy).mean()) for name, after in ways.items()}
         return {
             "problem": self.problem.name,
             "eta": c.eta,

@@ -1,11 +1,11 @@
 """Small federations with a smooth loss, whose constants L1 and L2 are proved instead of guessed.
 
-``logistic``: multinomial logistic regression, the matrix shared (theta) and the biases private (phi). Its loss is smooth
-and Lipschitz everywhere. ``tanh``: one hidden layer (theta) under a linear head (phi). Its loss is so wherever the head's
-weights stay within a ball, so that the constants depend on the largest head of a run. docs/theory.md has the proofs.
+``logistic``: multinomial logistic regression, the matrix shared (theta) and the biases private (phi). Its loss is
+smooth and Lipschitz everywhere. ``tanh``: one hidden layer (theta) under a linear head (phi). Its loss is so wherever
+the head stays within a ball, so that the constants depend on the largest head of a run. docs/theory.md has the proofs.
 
-Both need Assumption 2 to hold exactly: with fewer samples than two batches and the rest dropped, every epoch is one
-batch, drawn evenly and independently of all others.
+Assumption 2 holds exactly too: with fewer samples than two batches, and the rest dropped, every epoch is one batch,
+drawn evenly and independently of all others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,7 @@ from fedapa.data.federated import Federated, from_arrays
 from fedapa.run.simulate import make_task
 from fedapa.task.task import Task, Training
 
+Array = npt.NDArray[Any]
 FEATURES, CLASSES, HIDDEN = 4, 3, 4
 SAMPLES, BATCH, STEPS = 48, 32, 5
 STEEPEST = 4 / 3**1.5  # largest second derivative of tanh
@@ -89,7 +92,7 @@ class Problem:
         return max(smooth for smooth, _ in found), max(steep for _, steep in found)
 
 
-def _client(random: np.random.Generator, teacher: np.ndarray) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+def _client(random: np.random.Generator, teacher: Array) -> tuple[Array, Array, Array, Array]:
     x = random.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
     scores = x @ (teacher + 0.5 * random.normal(size=teacher.shape)) + random.gumbel(size=(SAMPLES, CLASSES))
     y = scores.argmax(1)

@@ -59,16 +59,16 @@ class Watched(InProcess):
 def play(method: Method, task: Task, data: Federated, plan: Plan, start: int = 0) -> list[Round]:
     """All rounds of a run; ``start`` is the seed of the first model, the plan's seed that of clients and batches."""
     torch.set_num_threads(1)  # as in every run; models this small only suffer from more
-    state, client = loop.start(method, task, start)
+    begin, client = loop.start(method, task, start)
     transport = Watched(method, task, data, plan.seed, client)
     like = loop.Expected(method, task, data.clients[0].train.x[0])
     rounds: list[Round] = []
 
-    def sink(log: RoundLog, now: State) -> None:
-        old = rounds[-1].new if rounds else state.server
-        downs = method.send_many(task, now.server, range(task.clients))
+    def sink(log: RoundLog, state: State) -> None:
+        old = rounds[-1].new if rounds else begin.server
+        downs = method.send_many(task, state.server, range(task.clients))
         paths = {i: transport.paths[i] for i in log.trained}
-        rounds.append(Round(log.round, old, now.server, paths, torch.stack([down["theta"] for down in downs])))
+        rounds.append(Round(log.round, old, state.server, paths, torch.stack([down["theta"] for down in downs])))
 
-    loop.run(method, task, transport, plan, state, like, sink)
+    loop.run(method, task, transport, plan, begin, like, sink)
     return rounds
