@@ -1,24 +1,43 @@
 """Experiments load, say how they are run, and their results belong to them."""
 
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from fedapa.config.load import load
+from fedapa.config.grid import load_scenarios
 
-FOLDER = Path(__file__).parents[1] / "experiments"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "experiments"
+FILES = sorted(FOLDER.glob("*.toml"))
+SHARED = {"figure2": "table1"}  # whose runs it shows
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_experiment(path: Path) -> None:
-    config = load(str(path))
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# fedapa run experiments/{path.name} ")
-    result = FOLDER / "results" / f"{path.stem}.json"
-    assert result.is_file(), f"no results of {path.name}"
-    found = json.loads(result.read_text(encoding="utf-8"))
-    ran = {(run["label"], run["seed"]) for run in found["runs"]}
-    assert ran == {(method, seed) for method in config.methods for seed in config.seeds}
-    assert all(run["status"] == "finished" and run["rounds_done"] == config.run.rounds for run in found["runs"])
-    assert all(run["environment"]["packages"]["torch"] for run in found["runs"])
+    scenarios = load_scenarios(str(path))
+    verb = "run" if list(scenarios) == [""] else "sweep"
+    assert path.read_text(encoding="utf-8").startswith(f"# fedapa {verb} experiments/{path.name} --out runs/")
+    wanted = {(name, method, seed) for name, c in scenarios.items() for method in c.methods for seed in c.seeds}
+    kept = FOLDER / "results" / f"{SHARED.get(path.stem, path.stem)}.json"
+    if not kept.is_file():
+        pytest.skip("not run yet")
+    runs = json.loads(kept.read_text(encoding="utf-8"))["runs"]
+    ran = {(run["scenario"], run["label"], run["seed"]) for run in runs}
+    assert ran & wanted
+    assert path.stem in SHARED or ran <= wanted
+    for run in runs:
+        rounds = scenarios.get(run["scenario"], next(iter(scenarios.values()))).run.rounds
+        assert (run["status"], run["rounds_done"]) == ("finished", rounds)
+        assert run["environment"]["packages"]["torch"]
+
+
+def test_the_results_page_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    current = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert current == module.page(), "run: python docs/make_results.py"
