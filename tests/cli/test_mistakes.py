@@ -219,9 +219,14 @@ def out(fedapa: Call, small: Path, tmp_path: Path) -> Path:
 
 def test_a_garbage_run_db(fedapa: Call, out: Path) -> None:
     (out / "local-seed0" / "run.db").write_bytes(b"garbage" * 999)
-    for verb in ("compare", "resume"):
-        assert_one_line_and_a_hint(fedapa(verb, out), "local-seed0/run.db is not a readable run.db")
-    assert fedapa("compare", out / "fedavg-seed0").code == 0
+    said = "local-seed0/run.db is not a readable run.db"
+    for words in (("compare", out / "local-seed0"), ("resume", out)):
+        assert_one_line_and_a_hint(fedapa(*words), said)
+    others = fedapa("compare", out)  # one damaged run does not hide the rest, and is not hidden either
+    assert others.code == 0
+    assert said in others.err
+    assert "fedavg" in others.out
+    assert "local " not in others.out.replace("vs local", "")
 
 
 def test_a_deleted_config(fedapa: Call, out: Path) -> None:
