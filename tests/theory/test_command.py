@@ -32,6 +32,11 @@ def test_json_has_every_round(fedapa: Call) -> None:
     assert all(row["change"] <= row["corrected"] for row in found["by_round"])
 
 
+def test_weights_that_never_move_can_be_drawn_too(fedapa: Call, tmp_path: Path) -> None:
+    assert fedapa(*QUICK, "--eta", "0", "--out", "still").code == 0
+    assert (tmp_path / "still" / "theory.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

@@ -55,14 +55,14 @@ def _changes(axes: Any, rows: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def _mixing(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """From nothing over many orders of magnitude; mixing may also help, which is below zero."""
     rounds = [row["round"] for row in rows]
     axes.plot(rounds, [row["corrected_mixing"] for row in rows], color=CORRECTED, label="corrected bound")
     axes.plot(rounds, [row["coarse_mixing"] for row in rows], color=COARSE, label="$L_2$ · others' share · distance")
     axes.plot(rounds, [row["printed_mixing"] for row in rows], color=PRINTED, linestyle="--",
               label="$2 L_2 η (t+1) Max^3$, printed")  # fmt: skip
     axes.plot(rounds, [row["mixing"] for row in rows], color=MEASURED, marker=".", label="measured")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=1e-5)
+    axes.set_yscale("symlog", linthresh=1e-4)
     axes.set_xlabel("round")
     _plain(axes)
 
