@@ -84,18 +84,25 @@ def _bubbles(counts: Index, class_names: Sequence[str], title: str | None) -> An
     width, height = np.clip(0.28 * clients + 1.8, 4, 16), np.clip(0.28 * classes + 1.1, 3, 16)
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
-    i, k = np.nonzero(counts)
-    side = min(_points(width - 1.8, clients), _points(height - 1.1, classes))
-    # The largest may touch its neighbours; one point square keeps the smallest visible.
-    areas = np.maximum((1.2 * side) ** 2 * counts[i, k] / counts.max(), 1.0)
-    axes.scatter(i, k, s=areas, color="#3b6fa0", alpha=0.85, linewidths=0)
-    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
-    axes.set_xticks(_ticks(clients))
-    axes.set_yticks(_ticks(classes), [class_names[k] for k in _ticks(classes)])
+    draw_bubbles(axes, counts, class_names, "#3b6fa0")
     axes.set_title(title or f"train samples per client and class (largest bubble: {counts.max():,})", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def draw_bubbles(axes: Any, counts: Index, class_names: Sequence[str], colour: str) -> None:
+    """Clients [rows] from left to right, classes [columns] from bottom to top."""
+    clients, classes = counts.shape
+    width, height = axes.figure.get_size_inches()
+    i, k = np.nonzero(counts)
+    side = min(_points(width - 1.8, clients), _points(height - 1.1, classes))
+    # The largest may touch its neighbours; one point square keeps the smallest visible.
+    areas = np.maximum((1.2 * side) ** 2 * counts[i, k] / max(1, counts.max()), 1.0)
+    axes.scatter(i, k, s=areas, color=colour, alpha=0.85, linewidths=0)
+    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
+    axes.set_xticks(ticks(clients))
+    axes.set_yticks(ticks(classes), [class_names[k] for k in ticks(classes)])
 
 
 def _points(inches: float, cells: int) -> float:
@@ -103,9 +110,9 @@ def _points(inches: float, cells: int) -> float:
     return 72 * float(inches) / (cells + 0.4)
 
 
-def _ticks(n: int) -> list[int]:
-    """All of them while there is room, then every fifth, then every tenth."""
-    return list(range(0, n, 1 if n <= 25 else 5 if n <= 60 else 10))
+def ticks(n: int) -> list[int]:
+    """All of them while there is room, then every fifth, every tenth, then some twenty."""
+    return list(range(0, n, 1 if n <= 25 else 5 if n <= 60 else 10 if n <= 200 else n // 20))
 
 
 def save_figure(figure: Any, path: Path) -> None:

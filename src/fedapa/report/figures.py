@@ -1,0 +1,425 @@
+"""The figures of a report. Each takes a scenario and gives a Figure, or says in one line why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+from scipy.spatial.distance import squareform
+
+from fedapa.data.inspect import draw_bubbles, ticks
+from fedapa.report import drawing
+from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
+from fedapa.report.gather import Curve, Floats, Run, Scenario, class_names, title_of
+from fedapa.run import results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Drawn = "Figure | str"
+Index = npt.NDArray[np.intp]
+LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
+MANY_CLIENTS = 60  # more bars than that are drawn without names
+
+
+class Look(NamedTuple):
+    colour: str
+    style: str
+    width: float
+
+    @property
+    def is_strong(self) -> bool:
+        return self.colour != OTHER
+
+
+def looks(scenario: Scenario) -> dict[str, Look]:
+    """FedAPA, Local and FedAvg stand out, and the best of the rest; with few methods all of them do."""
+    labels = [row["method"] for row in scenario.rows]
+    found = {label: Look(*LANDMARKS[label], 2.0) for label in labels if label in LANDMARKS}
+    rest = sorted((label for label in labels if label not in found), key=lambda label: -last(scenario, label))
+    for label, colour in zip(rest, [FOUR, INK] if len(labels) < 6 else [FOUR], strict=False):
+        found[label] = Look(colour, ":" if colour == INK else (0, (5, 1, 1, 1, 1, 1)), 1.7)  # type: ignore[arg-type]
+    return {label: found.get(label, Look(OTHER, "-", 0.9)) for label in labels}
+
+
+def last(scenario: Scenario, label: str) -> float:
+    """Accuracy of the last round, of the model that the method is evaluated by; -1 where it is not a number."""
+    row = next(row for row in scenario.rows if row["method"] == label)
+    value = row[f"{row['evaluated']}_last"]
+    return float(value) if np.isfinite(value) else -1.0
+
+
+def focus(scenario: Scenario) -> str:
+    """The method that the report looks at closely: FedAPA, else the best that is not Local."""
+    labels = [row["method"] for row in scenario.rows]
+    fedapa = [label for label in labels if label.split(" ")[0] == "fedapa"]
+    rest = [label for label in labels if label != "local"] or labels
+    return fedapa[0] if fedapa else max(rest, key=lambda label: last(scenario, label))
+
+
+def short(label: str, most: int = 22) -> str:
+    title = title_of(label)
+    return title if len(title) <= most else f"{title[: most - 1]}…"
+
+
+def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
+    """Over seeds, in the rounds that all of them evaluated; ``phase`` None: the model that is reported."""
+    curves = [run.curves[phase] if phase else run.curve for run in runs]
+    rounds = curves[0].rounds
+    for curve in curves[1:]:
+        rounds = np.intersect1d(rounds, curve.rounds)
+    picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
+    return Curve(rounds, np.mean(picked, axis=0))
+
+
+# -------------------------------------------------------------------------------------------------------- accuracy
+
+
+def convergence(scenario: Scenario) -> Drawn:
+    """All methods in one panel, the landmarks in front, every name at the end of its line."""
+    curves = {label: mean_curve(scenario.of(label)) for label in looks(scenario)}
+    drawn = {label: curve for label, curve in curves.items() if np.isfinite(curve.pooled).any()}
+    if not drawn:
+        return "No accuracy is a finite number."
+    figure = drawing.new(max(3.4, 0.17 * len(drawn) + 1.0))
+    axes, kinds = figure.add_subplot(), looks(scenario)
+    ends = []
+    for label, curve in drawn.items():
+        look = kinds[label]
+        dot = "o" if len(curve.rounds) == 1 else None
+        axes.plot(
+            curve.rounds, curve.pooled, color=look.colour, linestyle=look.style, linewidth=look.width, marker=dot,
+            zorder=3 if look.is_strong else 2,
+        )  # fmt: skip
+        seen = np.flatnonzero(np.isfinite(curve.pooled))[-1]
+        ends.append((float(curve.rounds[seen]), float(curve.pooled[seen])))
+    axes.set(xlabel="round", ylabel="test accuracy, %", ylim=_room(np.concatenate([c.pooled for c in drawn.values()])))
+    axes.margins(x=0.01)
+    names = [f"{short(label)} {y:.1f}" for label, (_, y) in zip(drawn, ends, strict=True)]
+    drawing.label_right(axes, ends, names, [kinds[label].colour for label in drawn])
+    return figure
+
+
+def _room(values: Floats) -> tuple[float, float]:
+    """From just below where most of the action is to just above the best."""
+    seen = values[np.isfinite(values)]
+    low, high = float(np.percentile(seen, 2)), float(seen.max())
+    margin = max(1.0, 0.05 * (high - low))
+    return max(0.0, low - margin), min(100.0, high + margin)
+
+
+def phases(scenario: Scenario) -> Drawn:
+    """Every method in a panel of its own: before and after local training, Local behind them."""
+    labels = [label for label in looks(scenario) if np.isfinite(mean_curve(scenario.of(label)).pooled).any()]
+    if not labels:
+        return "No accuracy is a finite number."
+    labels = sorted(labels, key=lambda label: -last(scenario, label))
+    columns = 3
+    rows = -(-len(labels) // columns)
+    figure = drawing.new(0.92 * rows + 0.75)
+    panels = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
+    local = mean_curve(scenario.of("local"), "after") if scenario.of("local") else None
+    everything = [local.pooled] if local else []
+    for axes, label in zip(panels, labels, strict=False):
+        if local:
+            axes.plot(local.rounds, local.pooled, color=OTHER, linewidth=2.2)
+        for phase, colour, style in (("before", TWO, (0, (3, 1.2))), ("after", ONE, "-")):
+            curve = mean_curve(scenario.of(label), phase)
+            everything.append(curve.pooled)
+            axes.plot(curve.rounds, curve.pooled, color=colour, linestyle=style, linewidth=1.2)
+        axes.set_title(short(label, 17), fontsize=7.5, loc="left", pad=2)
+        axes.tick_params(labelsize=7, length=2)
+    for axes in panels[len(labels) :]:
+        axes.set_axis_off()
+    panels[0].set_ylim(*_room(np.concatenate(everything)))
+    figure.supxlabel("round", fontsize=8)
+    figure.supylabel("test accuracy, %", fontsize=8)
+    from matplotlib.lines import Line2D
+
+    keys = [Line2D([], [], color=ONE), Line2D([], [], color=TWO, linestyle=(0, (3, 1.2)))]
+    words = ["after local training", "before"]
+    if local:
+        keys, words = [*keys, Line2D([], [], color=OTHER, linewidth=2.2)], [*words, "Local"]
+    figure.legend(keys, words, loc="outside upper center", ncols=3)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------ gains
+
+
+def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
+    """Every client's gain over Local in points, for every seed that has a Local run; NaN without test samples."""
+    everyone = [run.result for run in scenario.runs]
+    found = []
+    for run in scenario.of(label):
+        pair = results.against_local(run.result, everyone)
+        if pair is not None and len(pair[0]) == len(pair[1]):
+            found.append((run, np.where(run.result.counts[:, 1] > 0, pair[0] - pair[1], np.nan)))
+    return found
+
+
+def gains(scenario: Scenario) -> Drawn:
+    """One row per method, one dot per client and seed."""
+    every = {label: gains_of(scenario, label) for label in looks(scenario) if label != "local"}
+    pooled = {label: np.concatenate([g for _, g in pairs]) for label, pairs in every.items() if pairs}
+    pooled = {label: values[np.isfinite(values)] for label, values in pooled.items()}
+    pooled = {label: values for label, values in pooled.items() if len(values)}
+    if not pooled:
+        return "No run of Local on the same allocation to compare with (add local to the methods)."
+    order = sorted(pooled, key=lambda label: float(pooled[label].mean()))
+    figure = drawing.new(0.21 * len(order) + 0.95)
+    axes = figure.add_subplot()
+    for k, label in enumerate(order):
+        values = pooled[label]
+        colours = np.where(values > 0, ONE, np.where(values < 0, TWO, MUTED))
+        axes.scatter(values, np.full(len(values), k), s=11, c=colours, alpha=0.55, linewidths=0)
+        axes.plot([values.mean()] * 2, [k - 0.36, k + 0.36], color=INK, linewidth=1.6, solid_capstyle="butt")
+        better, worse = int((values > 0).sum()), int((values < 0).sum())
+        axes.annotate(
+            f"{better}▲ {worse}▼", (1.02, k), xycoords=axes.get_yaxis_transform(), va="center", fontsize=7.5, color=INK,
+            annotation_clip=False,
+        )  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=0.8)
+    reach = max(5.0, float(np.abs(np.concatenate(list(pooled.values()))).max()))
+    axes.set_xscale("symlog", linthresh=10, linscale=1.5)
+    marks = [m for m in (-100, -50, -20, -10, -5, 0, 5, 10, 20, 50, 100) if abs(m) <= reach * 1.05]
+    axes.set_xticks(marks, [f"{m:+d}" if m else "0" for m in marks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks(range(len(order)), [short(label) for label in order])
+    axes.set(xlabel="gain over Local, percentage points", ylim=(-0.7, len(order) - 0.3))
+    axes.grid(visible=True, axis="y")
+    return figure
+
+
+def who(scenario: Scenario) -> Drawn:
+    """The clients of one method from the largest gain to the largest loss, with their sizes."""
+    label = focus(scenario)
+    pairs = gains_of(scenario, label)
+    if not pairs or label == "local":
+        return "No run of Local on the same allocation to compare with (add local to the methods)."
+    several = len(pairs) > 1
+    entries = [
+        (float(gain), f"{client.name}{f' (seed {run.result.seed})' if several else ''}", client.train)
+        for run, values in pairs
+        for gain, client in zip(values, run.clients, strict=False)
+        if np.isfinite(gain)
+    ]
+    if not entries:
+        return "No client has test samples."
+    entries.sort(key=lambda entry: entry[0])
+    named = len(entries) <= MANY_CLIENTS
+    figure = drawing.new(min(0.15 * len(entries) + 0.8, 9.0) if named else 3.2)
+    axes = figure.add_subplot()
+    values, places = [entry[0] for entry in entries], range(len(entries))
+    axes.barh(places, values, height=0.75, color=[ONE if value >= 0 else TWO for value in values])
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel=f"gain of {short(label)} over Local, percentage points", ylim=(-0.7, len(entries) - 0.3))
+    if named:
+        texts = [f"{name[:18]} · {train:,}" for _, name, train in entries]
+        axes.set_yticks(places, texts, fontsize=7 if len(entries) <= 30 else 5.5)
+        axes.set_ylabel("client · train samples")
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(entries):,} clients, sorted")
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------- cost
+
+
+def bytes_accuracy(scenario: Scenario) -> Drawn:
+    """What a round costs one client on the wire, and what it gets for it."""
+    kinds = looks(scenario)
+    rows = [row for row in scenario.rows if last(scenario, row["method"]) >= 0]
+    if not rows:
+        return "No accuracy is a finite number."
+    figure = drawing.new(max(3.2, 0.17 * len(rows) + 0.9))
+    axes = figure.add_subplot()
+    ends = [(row["kib"], last(scenario, row["method"])) for row in rows]
+    for row, (x, y) in zip(rows, ends, strict=True):
+        look = kinds[row["method"]]
+        axes.scatter(x, y, s=34 if look.is_strong else 20, color=look.colour, zorder=3 if look.is_strong else 2)
+    positive = [x for x, _ in ends if x > 0]
+    axes.set_xscale("symlog", linthresh=max(min(positive, default=1.0) / 2, 1e-3), linscale=0.4)
+    axes.set(xlabel="KiB down and up, per client and round", ylabel="test accuracy of the last round, %")
+    axes.set_xlim(left=-0.15 * max(min(positive, default=1.0) / 2, 1e-3), right=max([*positive, 1.0]) * 2)
+    axes.set_ylim(*_room(np.array([y for _, y in ends])))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:g}")
+    axes.set_xticks([], minor=True)
+    colours = [kinds[row["method"]].colour for row in rows]
+    drawing.label_right(axes, ends, [short(row["method"]) for row in rows], colours)
+    return figure
+
+
+def time_split(scenario: Scenario) -> Drawn:
+    """Seconds of the clock in one round, by what they went into."""
+    labels = [row["method"] for row in scenario.rows]
+    spent = {label: np.mean([list(run.spent) for run in scenario.of(label)], axis=0) for label in labels}
+    if not any(np.isfinite(parts).all() and parts.sum() > 0 for parts in spent.values()):
+        return "These runs recorded no times."
+    order = sorted(labels, key=lambda label: -float(spent[label].sum()))
+    figure = drawing.new(0.19 * len(order) + 1.1)
+    axes, left = figure.add_subplot(), np.zeros(len(order))
+    for part, (name, colour) in enumerate((("training", ONE), ("receiving, evaluating", OTHER), ("server", TWO))):
+        widths = np.array([spent[label][part] for label in order])
+        axes.barh(range(len(order)), widths, left=left, height=0.72, color=colour, label=name)
+        left += widths
+    for k, whole in enumerate(left):
+        axes.annotate(f" {whole:.2g} s", (whole, k), va="center", fontsize=7.5, color=INK)
+    axes.set_yticks(range(len(order)), [short(label) for label in order])
+    axes.set(xlabel="seconds per round", ylim=(-0.7, len(order) - 0.3), xlim=(0, float(left.max()) * 1.14 or 1))
+    axes.grid(visible=False, axis="y")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ clients and weights
+
+
+def partition(scenario: Scenario) -> Drawn:
+    """Clients times classes; the area of a bubble is the number of train samples."""
+    counts = label_counts(scenario.first)
+    if counts is None:
+        return "These runs did not record their clients' labels."
+    names = class_names(scenario.first)
+    figure = drawing.new(float(np.clip(0.23 * len(names) + 1.1, 2.6, 8.5)))
+    axes = figure.add_subplot()
+    draw_bubbles(axes, counts, [name[:14] for name in names], ONE)
+    axes.tick_params(labelsize=7)
+    return figure
+
+
+def label_counts(run: Run) -> npt.NDArray[np.int64] | None:
+    """[clients, classes] train samples."""
+    rows = [client.labels for client in run.clients]
+    if not rows or not rows[0] or len({len(row) for row in rows}) > 1 or not np.any(rows):
+        return None
+    return np.array(rows, dtype=np.int64)
+
+
+def similarity(counts: npt.NDArray[np.int64]) -> Floats:
+    """[M, M] the share of label mass that two clients have in common: sum_c min(p_c, q_c)."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return np.array([np.minimum(row, shares).sum(1) for row in shares])
+
+
+def clustered(similar: Floats) -> Index:
+    """An order that puts clients with similar labels side by side."""
+    if len(similar) < 3:
+        return np.arange(len(similar))
+    distance = squareform(np.clip(1 - similar, 0, None), checks=False)
+    tree = linkage(distance, "average")
+    return leaves_list(optimal_leaf_ordering(tree, distance) if len(similar) <= 200 else tree)
+
+
+def watched(scenario: Scenario) -> Run | None:
+    """The run whose weights are drawn: the one in focus, else the first method that shows its weights."""
+    candidates = [*scenario.of(focus(scenario)), *scenario.runs]
+    return next((run for run in candidates if run.matrices), None)
+
+
+def weights(scenario: Scenario) -> Drawn:
+    """A at a few rounds, and beside it how similar the clients' labels are; all in the same order of clients."""
+    run = watched(scenario)
+    if run is None:
+        return "No run recorded a matrix of weights (FedAPA and FedAMP do)."
+    counts = label_counts(run)
+    similar = None if counts is None else similarity(counts)
+    order = np.arange(len(run.clients)) if similar is None else clustered(similar)
+    shown = [run.matrices[k] for k in moments(len(run.matrices))]
+    top = max(float(np.percentile(off_diagonal(A), 99.5)) for _, A in shown) or 1.0
+    rows = -(-(len(shown) + (similar is not None)) // 2)
+    figure = drawing.new(2.25 * rows + 0.6)
+    panels = figure.subplots(rows, 2, squeeze=False).ravel()
+    for axes, (t, A) in zip(panels, shown, strict=False):
+        image = _heat(axes, A, order, run, top)
+        axes.set_title(f"A, round {t} (own {np.mean(np.diag(A)):.2f})", loc="left")
+    used = list(panels[: len(shown)])
+    figure.colorbar(image, ax=used, location="bottom", shrink=0.6, aspect=40, pad=0.02, label="weight a_ij of client j")
+    if similar is not None:
+        axes = panels[len(shown)]
+        image = _heat(axes, similar, order, run, 1.0)
+        axes.set_title("labels in common", loc="left")
+        figure.colorbar(image, ax=axes, location="right", shrink=0.8, aspect=20)
+    for axes in panels[len(shown) + (similar is not None) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def _heat(axes: Any, matrix: Floats, order: Index, run: Run, top: float) -> Any:
+    off = np.ma.masked_array(matrix, np.eye(len(matrix), dtype=bool))[np.ix_(order, order)]
+    image = axes.imshow(off, cmap=MAP, vmin=0, vmax=top, interpolation="none", aspect="equal")
+    marks = ticks(len(order))
+    names = [run.clients[order[k]].name[:6] for k in marks]
+    axes.set_xticks(marks, names, rotation=90, fontsize=5.5)
+    axes.set_yticks(marks, names, fontsize=5.5)
+    axes.tick_params(length=0, pad=1.5)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def moments(n: int, most: int = 5) -> list[int]:
+    """The first and the last of n rounds and a few between, denser at the start where weights move most."""
+    return sorted({round(float(k)) for k in np.geomspace(1, n, min(n, most))} | {1, n}) if n < 1 else [
+        k - 1 for k in sorted({round(float(k)) for k in np.geomspace(1, n, min(n, most))})
+    ]
+
+
+def off_diagonal(matrix: Floats) -> Floats:
+    found: Floats = matrix[~np.eye(len(matrix), dtype=bool)]
+    return found if len(found) else np.zeros(1)
+
+
+def course(scenario: Scenario) -> Drawn:
+    """Round by round: how much a client keeps of its own, and whether weight follows similar labels."""
+    run = watched(scenario)
+    if run is None or len(run.matrices) < 2:
+        return "No run recorded its weights over several rounds."
+    counts = label_counts(run)
+    rounds = [t for t, _ in run.matrices]
+    own = np.array([np.diag(A) for _, A in run.matrices])
+    figure = drawing.new(3.0 if counts is not None else 1.9)
+    top, *rest = np.atleast_1d(figure.subplots(1 if counts is None else 2, 1, sharex=True))
+    top.fill_between(rounds, own.min(1), own.max(1), color=ONE, alpha=0.15, linewidth=0)
+    top.plot(rounds, own.mean(1), color=ONE, linewidth=1.8)
+    top.set(ylabel="own weight", ylim=(0, None))
+    if counts is not None:
+        similar = off_diagonal(similarity(counts))
+        follows = [rank_correlation(off_diagonal(A), similar) for _, A in run.matrices]
+        rest[0].axhline(0, color=MUTED, linewidth=0.8)
+        rest[0].plot(rounds, follows, color=THREE, linewidth=1.8)
+        rest[0].set(ylabel="rank correlation", ylim=(min(-0.1, np.nanmin([*follows, 0]) - 0.05), 1))
+    figure.axes[-1].set_xlabel("round")
+    return figure
+
+
+def rank_correlation(a: Floats, b: Floats) -> float:
+    """Spearman's; NaN where one of the two does not vary."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(stats.spearmanr(a, b).statistic)
+
+
+# --------------------------------------------------------------------------------------------------- over scenarios
+
+
+def mean_ranks(ranks: dict[str, float]) -> Figure:
+    """Average rank over scenarios, best on top."""
+    order = sorted(ranks, key=lambda label: -ranks[label])
+    figure = drawing.new(0.19 * len(order) + 0.8)
+    axes = figure.add_subplot()
+    for k, label in enumerate(order):
+        colour = LANDMARKS.get(label, (MUTED, "-"))[0]
+        axes.plot([1, ranks[label]], [k, k], color=GRID, linewidth=1)
+        axes.scatter(ranks[label], k, s=30, color=colour, zorder=3)
+        axes.annotate(f"{ranks[label]:.1f}", (ranks[label], k), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
+    axes.set_yticks(range(len(order)), [short(label) for label in order])
+    axes.set(xlabel="mean rank over scenarios (1 is best)", xlim=(0.7, len(order) + 0.8), ylim=(-0.7, len(order) - 0.3))
+    axes.grid(visible=False, axis="y")
+    return figure
