@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native-asan check format bench clean
+.PHONY: help demo test browser test-native-asan check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -18,8 +18,13 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/native/*
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 	$(BIN)/fedapa demo
 
-test: check ## all checks and all tests
+test: check browser ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
+
+browser: ## install Debian's Chromium for the tests of pages, where it is missing and may be installed
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \
+	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; } \
+	  || echo "no chromium here: the tests of pages will be skipped"
 
 ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
 ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/native

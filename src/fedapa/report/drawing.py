@@ -93,7 +93,7 @@ def _svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)  # the page has its own
     text = re.sub(r"font(-family)?: (?P<size>[\d.]+px )?'DejaVu Sans'[^;\"]*", _page_font, text)
     return text[text.index("<svg") :]
 
@@ -130,14 +130,15 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return found
 
 
-def label_right(axes: Any, ends: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str]) -> None:
-    """Names beside the right edge, each with a line to its point, none over another.
+def label_right(
+    axes: Any, ends: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str], height: float
+) -> None:
+    """Names beside the right edge of axes of this height in inches, each with a line to its point, none over another.
 
-    The axes must have its limits by now; a gap is what a line of text needs.
+    The axes must have its limits by now.
     """
-    height = axes.figure.get_figheight() * 72 * 0.8
     low, high = axes.get_ylim()
-    places = _within(spread([y for _, y in ends], 9.5 * (high - low) / height), low, high)
+    places = _within(spread([y for _, y in ends], 10 * (high - low) / (72 * height)), low, high)
     for (x, y), place, text, colour in zip(ends, places, texts, colours, strict=True):
         axes.annotate(
             text, (x, y), (1.06, (place - low) / (high - low)), textcoords="axes fraction", annotation_clip=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ from fedapa.run import results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawn = "Figure | str"
+Drawn: TypeAlias = "Figure | str"
 Index = npt.NDArray[np.intp]
 LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
+CLOSE = 8.0  # points; methods that end further below the best are shown apart
 MANY_CLIENTS = 60  # more bars than that are drawn without names
 
 
@@ -80,28 +81,51 @@ def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
 
 
 def convergence(scenario: Scenario) -> Drawn:
-    """All methods in one panel, the landmarks in front, every name at the end of its line."""
+    """All methods, the landmarks in front, every name at the end of its line."""
     curves = {label: mean_curve(scenario.of(label)) for label in looks(scenario)}
     drawn = {label: curve for label, curve in curves.items() if np.isfinite(curve.pooled).any()}
     if not drawn:
         return "No accuracy is a finite number."
-    figure = drawing.new(max(3.4, 0.17 * len(drawn) + 1.0))
-    axes, kinds = figure.add_subplot(), looks(scenario)
-    ends = []
-    for label, curve in drawn.items():
-        look = kinds[label]
-        dot = "o" if len(curve.rounds) == 1 else None
-        axes.plot(
-            curve.rounds, curve.pooled, color=look.colour, linestyle=look.style, linewidth=look.width, marker=dot,
-            zorder=3 if look.is_strong else 2,
-        )  # fmt: skip
-        seen = np.flatnonzero(np.isfinite(curve.pooled))[-1]
-        ends.append((float(curve.rounds[seen]), float(curve.pooled[seen])))
-    axes.set(xlabel="round", ylabel="test accuracy, %", ylim=_room(np.concatenate([c.pooled for c in drawn.values()])))
-    axes.margins(x=0.01)
-    names = [f"{short(label)} {y:.1f}" for label, (_, y) in zip(drawn, ends, strict=True)]
-    drawing.label_right(axes, ends, names, [kinds[label].colour for label in drawn])
+    ends, kinds = {label: _end(curve) for label, curve in drawn.items()}, looks(scenario)
+    groups = _near_and_far(ends)
+    heights = [max(2.8 - 1.4 * k, 0.155 * len(group) + 0.3) for k, group in enumerate(groups)]
+    figure = drawing.new(sum(heights) + 0.5)
+    panels = figure.subplots(len(groups), 1, sharex=True, height_ratios=heights, squeeze=False).ravel()
+    everything = np.concatenate([curve.pooled for curve in drawn.values()])
+    for axes, group, height in zip(panels, groups, heights, strict=True):
+        for label, curve in drawn.items():
+            _line(axes, curve, kinds[label])
+        top = max(ends[label][1] for label in group)
+        is_zoomed = len(groups) > 1 and group is groups[0]
+        axes.set(ylim=(top - 1.1 * CLOSE, top + 0.1 * CLOSE) if is_zoomed else _room(everything))
+        axes.margins(x=0.01)
+        names = [f"{short(label)} {ends[label][1]:.1f}" for label in group]
+        drawing.label_right(
+            axes, [ends[label] for label in group], names, [kinds[label].colour for label in group], height
+        )
+    panels[-1].set_xlabel("round")
+    figure.supylabel("test accuracy, %", fontsize=8.5)
     return figure
+
+
+def _near_and_far(ends: dict[str, tuple[float, float]]) -> list[list[str]]:
+    """Where some methods end far below the rest, the rest gets a panel of its own, which looks at the top alone."""
+    floor = max(y for _, y in ends.values()) - CLOSE
+    near = [label for label in ends if ends[label][1] >= floor]
+    far = [label for label in ends if label not in near]
+    return [near, far] if far and len(near) > 2 else [list(ends)]
+
+
+def _end(curve: Curve) -> tuple[float, float]:
+    seen = np.flatnonzero(np.isfinite(curve.pooled))[-1]
+    return float(curve.rounds[seen]), float(curve.pooled[seen])
+
+
+def _line(axes: Any, curve: Curve, look: Look) -> None:
+    axes.plot(
+        curve.rounds, curve.pooled, color=look.colour, linestyle=look.style, linewidth=look.width,
+        marker="o" if len(curve.rounds) == 1 else None, zorder=3 if look.is_strong else 2,
+    )  # fmt: skip
 
 
 def _room(values: Floats) -> tuple[float, float]:
@@ -185,8 +209,9 @@ def gains(scenario: Scenario) -> Drawn:
         )  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.8)
     reach = max(5.0, float(np.abs(np.concatenate(list(pooled.values()))).max()))
-    axes.set_xscale("symlog", linthresh=10, linscale=1.5)
-    marks = [m for m in (-100, -50, -20, -10, -5, 0, 5, 10, 20, 50, 100) if abs(m) <= reach * 1.05]
+    axes.set_xscale("symlog", linthresh=10, linscale=1.0)
+    axes.set_xlim(-1.2 * reach, 1.2 * reach)
+    marks = [m for m in (-50, -20, -10, -5, 0, 5, 10, 20, 50) if abs(m) <= reach]
     axes.set_xticks(marks, [f"{m:+d}" if m else "0" for m in marks])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(order)), [short(label) for label in order])
@@ -238,21 +263,23 @@ def bytes_accuracy(scenario: Scenario) -> Drawn:
     rows = [row for row in scenario.rows if last(scenario, row["method"]) >= 0]
     if not rows:
         return "No accuracy is a finite number."
-    figure = drawing.new(max(3.2, 0.17 * len(rows) + 0.9))
+    height = max(3.2, 0.16 * len(rows) + 0.7)
+    figure = drawing.new(height)
     axes = figure.add_subplot()
     ends = [(row["kib"], last(scenario, row["method"])) for row in rows]
     for row, (x, y) in zip(rows, ends, strict=True):
         look = kinds[row["method"]]
         axes.scatter(x, y, s=34 if look.is_strong else 20, color=look.colour, zorder=3 if look.is_strong else 2)
-    positive = [x for x, _ in ends if x > 0]
-    axes.set_xscale("symlog", linthresh=max(min(positive, default=1.0) / 2, 1e-3), linscale=0.4)
-    axes.set(xlabel="KiB down and up, per client and round", ylabel="test accuracy of the last round, %")
-    axes.set_xlim(left=-0.15 * max(min(positive, default=1.0) / 2, 1e-3), right=max([*positive, 1.0]) * 2)
-    axes.set_ylim(*_room(np.array([y for _, y in ends])))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:g}")
+    positive = [x for x, _ in ends if x > 0] or [1.0]
+    small, large = min(positive) / 2, max(positive) * 2  # below the smallest the axis runs straight to zero
+    axes.set_xscale("symlog", linthresh=small, linscale=0.4)
+    powers = [10.0**k for k in range(-3, 9) if 2 * small <= 10.0**k <= large]
+    axes.set_xticks([0, *powers], ["0", *(f"{power:,g}" for power in powers)])
     axes.set_xticks([], minor=True)
+    axes.set(xlabel="KiB down and up, per client and round", ylabel="test accuracy of the last round, %")
+    axes.set(xlim=(-0.2 * small, large), ylim=_room(np.array([y for _, y in ends])))
     colours = [kinds[row["method"]].colour for row in rows]
-    drawing.label_right(axes, ends, [short(row["method"]) for row in rows], colours)
+    drawing.label_right(axes, ends, [short(row["method"]) for row in rows], colours, height - 0.5)
     return figure
 
 
@@ -366,9 +393,7 @@ def _heat(axes: Any, matrix: Floats, order: Index, run: Run, top: float) -> Any:
 
 def moments(n: int, most: int = 5) -> list[int]:
     """The first and the last of n rounds and a few between, denser at the start where weights move most."""
-    return sorted({round(float(k)) for k in np.geomspace(1, n, min(n, most))} | {1, n}) if n < 1 else [
-        k - 1 for k in sorted({round(float(k)) for k in np.geomspace(1, n, min(n, most))})
-    ]
+    return sorted({round(float(k)) - 1 for k in np.geomspace(1, n, min(n, most))})
 
 
 def off_diagonal(matrix: Floats) -> Floats:

@@ -20,10 +20,9 @@ from fedapa.methods.catalogue import METHODS
 from fedapa.report import paper
 from fedapa.run import ledger, results
 from fedapa.run.folder import CONFIG, runs_under
-from fedapa.run.results import RunResult
+from fedapa.run.results import Phase, RunResult
 
 Floats = npt.NDArray[np.float64]
-DEPTH = 3  # folders of folders of runs
 LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
 # Keys that do not change what is learned, or only where the numbers come from.
 ASIDE = {
@@ -116,7 +115,7 @@ def gather(folder: Path) -> Gathered:
     """All runs at or below a folder, by scenario."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder", "name a folder of runs; `fedapa run` makes one")
-    paths = list(_run_folders(folder, DEPTH))
+    paths = runs_under(folder)
     if not paths:
         raise InputError(f"no run under {folder}", "`fedapa run CONFIG --out DIR` makes some")
     runs, troubles = [], []
@@ -124,14 +123,6 @@ def gather(folder: Path) -> Gathered:
         found = _read(path, str(path.relative_to(folder)) if path != folder else path.name)
         (runs if isinstance(found, Run) else troubles).append(found)
     return Gathered(_scenarios(runs), troubles)
-
-
-def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    found = runs_under(folder)
-    yield from found
-    if depth and folder not in found:
-        for inner in sorted(path for path in folder.iterdir() if path.is_dir() and path not in found):
-            yield from _run_folders(inner, depth - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- one run
@@ -143,11 +134,25 @@ def _read(folder: Path, name: str) -> Run | Trouble:
         if result is None:
             return _without_results(folder, name)
         with ledger.reading(folder / "run.db") as db:
-            return _run(replace(result, folder=Path(name)), db, _toml(folder / CONFIG), _json(folder / "env.json"))
+            return _run(_sound(result, name), db, _toml(folder / CONFIG), _json(folder / "env.json"))
     except FedapaError as error:
         return Trouble(name, "unreadable", error.message)
     except (sqlite3.Error, ValueError, TypeError, KeyError, LookupError) as error:
         return Trouble(name, "unreadable", f"run.db holds something unexpected: {error!r}")
+
+
+def _sound(result: RunResult, name: str) -> RunResult:
+    """Numbers that are not finite become NaN, which every mean passes on and no maximum picks."""
+    before, after = (_finite_phase(phase) for phase in (result.before, result.after))
+    return replace(result, folder=Path(name), before=before, after=after)
+
+
+def _finite_phase(phase: Phase) -> Phase:
+    curve = np.array([_finite(value) for value in phase.curve])
+    if np.isfinite(curve).all():
+        return phase
+    best = float(np.nanmax(curve)) if np.isfinite(curve).any() else float("nan")
+    return replace(phase, last=float(curve[-1]), best=best, tail=float("nan"))
 
 
 def _without_results(folder: Path, name: str) -> Trouble:
@@ -285,8 +290,8 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
-    with np.errstate(invalid="ignore"):
-        rows = results.table([run.result for run in runs])
+    runs = [replace(run, result=replace(run.result, scenario=title)) for run in runs]
+    rows = results.table([run.result for run in runs])
     return Scenario(title, tuple(runs), tuple(rows), tuple(_notes(runs)))
 
 

@@ -1,0 +1,448 @@
+"""From gathered runs to one HTML page: words and numbers here, their order and looks in page.html and page.css."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedapa.errors import RunError
+from fedapa.methods.catalogue import METHODS
+from fedapa.methods.papers import PAPERS
+from fedapa.report import drawing, figures, paper
+from fedapa.report.gather import Gathered, Run, Scenario, gather, title_of
+from fedapa.run import checkpoint, results
+from fedapa.run.folder import make_folder
+
+if TYPE_CHECKING:
+    from fedapa.run.statistics import Ranks
+
+Step = Callable[[str, int, int], None]  # what was drawn, how many so far, of how many
+NONE = "–"
+
+
+class Plot(NamedTuple):
+    """A figure of a scenario: how it is drawn and what its caption says."""
+
+    name: str
+    draw: Callable[[Scenario], figures.Drawn]
+    title: str
+    caption: str
+
+
+PLOTS = (
+    Plot(
+        "curves", figures.convergence, "Convergence",
+        "Test accuracy round by round, of the model that each method is evaluated by, with the last value beside its "
+        "name; means over seeds. Where some methods end far below the best, the upper panel shows the others alone.",
+    ),
+    Plot(
+        "phases", figures.phases, "Before and after local training",
+        "One panel per method, best first: what arrived at the clients (dashed) and what they made of it (solid); "
+        "Local behind them in grey.",
+    ),
+    Plot(
+        "gains", figures.gains, "Who gains over Local, who loses",
+        "One dot per client and seed: its accuracy with the method minus its accuracy alone, last round, same "
+        "allocation. The bar is the mean over clients, the numbers count winners and losers. Linear up to 10 points, "
+        "logarithmic beyond.",
+    ),
+    Plot("who", figures.who, "Client by client", "Every client of {focus}, with the number of its train samples."),
+    Plot(
+        "weights", figures.weights, "Who learns from whom",
+        "{watched}: row i is the mixture that client i receives, column j the client that it comes from; the diagonal "
+        "is left out, its mean is in the title. Last panel: the share of labels that two clients have in common. "
+        "Clients are clustered by their labels, the same order everywhere.",
+    ),
+    Plot(
+        "course", figures.course, "Weights over the rounds",
+        "{watched}: the weight of a client's own model (mean, and range over clients), and Spearman's rank correlation "
+        "between the weights of the others and the labels in common: above 0, similar clients get more weight.",
+    ),
+    Plot(
+        "partition", figures.partition, "Who holds what",
+        "Train samples per client and class{allocation}; area is number.",
+    ),
+    Plot(
+        "bytes", figures.bytes_accuracy, "Bytes against accuracy",
+        "What one client receives and sends in one round, and the accuracy of the last round.",
+    ),
+    Plot(
+        "time", figures.time_split, "Where the time goes",
+        "Seconds of the clock per round on the machine named below. Clients' time is shared out by what they did; "
+        "checkpoints are written beside the next round and are not in it. Runs side by side slow each other down.",
+    ),
+)  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """A figure on the page, or the line that stands in its place."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    missing: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One scenario on the page."""
+
+    key: str
+    scenario: Scenario
+    tiles: list[tuple[str, str, str]]  # what, value, remark
+    verdict: list[str]
+    accuracy: list[dict[str, Any]]
+    gains: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
+    has_paper: bool
+    has_seeds: bool
+    deviations: list[str]
+    facts: list[tuple[str, str]]
+    settings: list[tuple[str, str]]
+    plots: dict[str, Shown]
+
+
+def write(folder: Path, out: Path, figure_folder: Path | None = None, step: Step = lambda what, done, total: None) -> list[Path]:
+    """Write the page, and its figures as files if a folder for them is given; the paths of all that was written."""
+    found = gather(folder)
+    make_folder(out.parent)
+    files: list[Path] = []
+    if figure_folder is not None:
+        make_folder(figure_folder)
+    text = render(found, folder.absolute().name, figure_folder, files, step)
+    try:
+        checkpoint.write_atomically(out, text.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {error.strerror}", "is the disk full or the folder read-only?") from error
+    return [out, *files]
+
+
+def render(found: Gathered, name: str, figure_folder: Path | None, files: list[Path], step: Step) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    look = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    scenarios = len(found.scenarios)
+    keep = _Keeper(figure_folder, files, step, len(PLOTS) * scenarios + (scenarios > 1))
+    sections = [_section(k, scenario, keep) for k, scenario in enumerate(found.scenarios)]
+    runs = [run for scenario in found.scenarios for run in scenario.runs]
+    return look.get_template("page.html").render(
+        name=name,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        colours=drawing.COLOURS,
+        sections=sections,
+        overview=_overview(found.scenarios, keep),
+        counts=_counts(found),
+        troubles=found.troubles,
+        runs=[_run_row(run) for run in runs],
+        versions=_versions(runs),
+        citations=_citations(runs),
+        paper=PAPERS[paper.tables()["paper"]],
+        css=look.get_template("page.css").render(colours=drawing.COLOURS),
+    )
+
+
+class _Keeper:
+    """Draws a figure once, for the page and for a file."""
+
+    def __init__(self, folder: Path | None, files: list[Path], step: Step, total: int) -> None:
+        self.folder, self.files, self.step, self.done, self.total = folder, files, step, 0, total
+
+    def show(self, name: str, title: str, caption: str, draw: Callable[[], figures.Drawn]) -> Shown:
+        import matplotlib
+
+        with matplotlib.rc_context(drawing.RC):
+            drawn = draw()
+        self.done += 1
+        self.step(title, self.done, self.total)
+        if isinstance(drawn, str):
+            return Shown(name, title, caption, "", drawn)
+        if self.folder is not None:
+            self.files += drawing.write(drawn, self.folder / name)
+        return Shown(name, title, caption, drawing.inline(drawn, name, f"{title}. {caption}"), "")
+
+
+# ----------------------------------------------------------------------------------------------------- one scenario
+
+
+def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
+    key = f"s{k + 1}-{re.sub(r'[^a-z0-9]+', '-', scenario.title.lower()).strip('-')}"[:60]
+    rows = _ranked(scenario)
+    printed = {row["method"]: paper.printed(*_origin(scenario, row["method"])) for row in rows}
+    watched, seeds = figures.watched(scenario), sorted({run.result.seed for run in scenario.runs})
+    words = {
+        "focus": title_of(figures.focus(scenario)),
+        "watched": f"{title_of(watched.label)}, seed {watched.result.seed}" if watched else "",
+        "allocation": f", allocation of seed {scenario.first.result.seed}" if len(seeds) > 1 else "",
+    }
+    plots = {
+        plot.name: keep.show(
+            f"{key}-{plot.name}", plot.title, _fill(plot.caption, words), lambda plot=plot: plot.draw(scenario)  # type: ignore[misc]
+        )
+        for plot in PLOTS
+    }
+    has_paper = any(p.accuracy is not None for p in printed.values())
+    return Section(
+        key, scenario, _tiles(scenario, rows, printed), _verdict(scenario, rows),
+        [_accuracy_row(row, rank, printed[row["method"]]) for rank, row in enumerate(rows, 1)],
+        [_gain_row(row) for row in rows],
+        [_cost_row(row, scenario, printed[row["method"]]) for row in rows],
+        has_paper, any(row["seeds"] > 1 for row in rows),
+        paper.deviations(scenario.first.config) if has_paper else [],
+        _facts(scenario, seeds), _settings(scenario), plots,
+    )  # fmt: skip
+
+
+def _fill(text: str, words: dict[str, str]) -> str:
+    """Names are put in as they are, whatever brackets they hold."""
+    return re.sub(r"\{(\w+)\}", lambda found: words[found[1]], text)
+
+
+def _ranked(scenario: Scenario) -> list[dict[str, Any]]:
+    return sorted(scenario.rows, key=lambda row: -figures.last(scenario, row["method"]))
+
+
+def _origin(scenario: Scenario, label: str) -> tuple[dict[str, Any], str]:
+    run = scenario.of(label)[0]
+    return run.config, run.about.get("method", "")
+
+
+def _tiles(
+    scenario: Scenario, rows: Sequence[dict[str, Any]], printed: dict[str, paper.Printed]
+) -> list[tuple[str, str, str]]:
+    label = figures.focus(scenario)
+    rank, row = next((k, row) for k, row in enumerate(rows, 1) if row["method"] == label)
+    best, evaluated = rows[0], row["evaluated"]
+    tiles = [
+        ("best method", title_of(best["method"]), f"{percent(best[best['evaluated'] + '_last'])} % in the last round"),
+        (title_of(label), f"{percent(row[evaluated + '_last'])} %", f"rank {rank} of {len(rows)}, last round"),
+    ]
+    if row["gain"] is not None and label != "local":
+        better, equal, worse = row["gain"]
+        remark = f"points; {better} clients gain, {equal} equal, {worse} lose{sure(row['gain_p'])}"
+        tiles.append(("against Local", f"{row['gain_points']:+.2f}", remark))
+    told = printed[label].accuracy
+    if told is not None and np.isfinite(row[f"{evaluated}_best"]):
+        gap = row[f"{evaluated}_best"] - told
+        tiles.append(("against the paper", f"{gap:+.2f}", f"best round {percent(told + gap)}, printed {told:.2f}"))
+    return tiles
+
+
+def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers say, the unpleasant included."""
+    told, score = [], {row["method"]: figures.last(scenario, row["method"]) for row in rows}
+    alone = score.get("local")
+    if alone is not None and len(rows) > 1:
+        beaten = [title_of(name) for name, value in score.items() if 0 <= value < alone]
+        told.append(
+            f"Below Local ({alone:.2f} %): {', '.join(beaten)}." if beaten else f"Every method beats Local ({alone:.2f} %)."
+        )
+    elif alone is None:
+        told.append("Local is not among these runs: nobody can say who gains by taking part.")
+    seeds = {row["seeds"] for row in rows}
+    if seeds == {1}:
+        told.append("One allocation only: differences of a point or two may be chance.")
+    elif len(seeds) > 1:
+        told.append("Methods have different numbers of seeds; their means are over different allocations.")
+    return told
+
+
+def percent(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) and np.isfinite(value) else NONE
+
+
+def sure(p: float | None) -> str:
+    return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p < 0.001"
+
+
+def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dict[str, Any]:
+    evaluated = row["evaluated"]
+    best = row[f"{evaluated}_best"]
+    known = printed.accuracy is not None and np.isfinite(best)
+    return {
+        "rank": rank,
+        **_name(row),
+        **{phase: _with_spread(row, phase) for phase in ("before", "after")},
+        "evaluated": evaluated,
+        "interval": NONE
+        if row[f"{evaluated}_low"] is None or not np.isfinite(row[f"{evaluated}_low"])
+        else f"{row[f'{evaluated}_low']:.1f} to {row[f'{evaluated}_high']:.1f}",
+        "best": percent(best),
+        "paper": percent(printed.accuracy),
+        "gap": f"{best - printed.accuracy:+.2f}" if known and printed.accuracy is not None else NONE,
+        "sign": 0 if not known or printed.accuracy is None else int(np.sign(round(best - printed.accuracy, 2))),
+    }
+
+
+def _name(row: dict[str, Any]) -> dict[str, Any]:
+    done, _, planned = str(row["rounds"]).partition("/")
+    remark = "" if done == planned else f"{row['rounds']} rounds"
+    return {"label": row["method"], "title": title_of(row["method"]), "seeds": row["seeds"], "remark": remark}
+
+
+def _with_spread(row: dict[str, Any], phase: str) -> str:
+    spread = row[f"{phase}_sd"]
+    tail = "" if spread is None or not np.isfinite(spread) else f" ± {spread:.2f}"
+    return percent(row[f"{phase}_last"]) + tail
+
+
+def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
+    better, equal, worse = row["gain"] or (NONE, NONE, NONE)
+    return {
+        **_name(row),
+        "better": better,
+        "equal": equal,
+        "worse": worse,
+        "points": NONE if row["gain_points"] is None else f"{row['gain_points']:+.2f}",
+        "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], 2))),
+        "p": sure(row["gain_p"]).removeprefix(", p ") or NONE,
+        "worst": percent(row["worst_client"]),
+        "tenth": percent(row["worst_tenth"]),
+    }
+
+
+def _cost_row(row: dict[str, Any], scenario: Scenario, printed: paper.Printed) -> dict[str, Any]:
+    runs = scenario.of(row["method"])
+    return {
+        **_name(row),
+        "kib": f"{row['kib']:,.1f}",
+        "paper_kib": NONE if printed.kib is None else f"{printed.kib:,.0f}",
+        "mib": f"{np.mean([run.mib for run in runs]):,.1f}",
+        "seconds": f"{np.mean([run.spent.whole for run in runs]):.2f}",
+        "paper_seconds": NONE if printed.seconds_per_round is None else f"{printed.seconds_per_round:.0f}",
+        "whole": _duration(row["seconds"]),
+    }
+
+
+def _duration(seconds: float) -> str:
+    if not np.isfinite(seconds):
+        return NONE
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 1 else f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:.1f} h"
+
+
+def _facts(scenario: Scenario, seeds: Sequence[int]) -> list[tuple[str, str]]:
+    """The config that all runs of a scenario share, as key and value."""
+    config = scenario.first.config
+    found = [
+        (f"{table}.{key}", _plain(value))
+        for table in ("data", "model", "training", "run")
+        for key, value in (config.get(table) or {}).items()
+        if key != "data_dir"
+    ]
+    prints = sorted({run.result.partition for run in scenario.runs})
+    return [*found, ("seeds", ", ".join(map(str, seeds))), ("allocations (fingerprints)", ", ".join(prints))]
+
+
+def _plain(value: Any) -> str:
+    return " to ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _settings(scenario: Scenario) -> list[tuple[str, str]]:
+    return [(title_of(row["method"]), _origin(scenario, row["method"])[1] or NONE) for row in scenario.rows]
+
+
+# ---------------------------------------------------------------------------------------------------- the whole page
+
+
+class Overview(NamedTuple):
+    """All scenarios side by side."""
+
+    titles: list[str]
+    rows: list[tuple[str, list[str], str]]  # method, accuracies, mean rank
+    p: str
+    plot: Shown | None
+
+
+def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
+    if len(scenarios) < 2:
+        return None
+    ranks = _ranks(scenarios)
+    labels = list(dict.fromkeys(row["method"] for scenario in scenarios for row in scenario.rows))
+    mean = ranks.mean_rank if ranks else {}
+    labels.sort(key=lambda label: mean.get(label, np.inf))
+    cells = {(scenario.title, row["method"]): row for scenario in scenarios for row in scenario.rows}
+    rows = [
+        (title_of(label), [_cell(cells.get((s.title, label))) for s in scenarios], f"{mean[label]:.2f}" if label in mean else NONE)
+        for label in labels
+    ]  # fmt: skip
+    caption = "By the last round of the model that each method is evaluated by, of the methods that are in every scenario."
+    plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(mean)) if mean else None
+    p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")
+    return Overview([scenario.title for scenario in scenarios], rows, p, plot)
+
+
+def _ranks(scenarios: Sequence[Scenario]) -> Ranks | None:
+    rows = [row for scenario in scenarios for row in scenario.rows if figures.last(scenario, row["method"]) >= 0]
+    return results.ranks(rows)
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    return NONE if row is None else _with_spread(row, row["evaluated"])
+
+
+def _counts(found: Gathered) -> list[str]:
+    """How many runs there are, by how they stand."""
+    states = [run.result.status for scenario in found.scenarios for run in scenario.runs]
+    states += [trouble.status for trouble in found.troubles]
+    words = {"running": "running or cut off"}
+    return [f"{states.count(state)} {words.get(state, state)}" for state in dict.fromkeys(sorted(states))]
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    result = run.result
+    return {
+        "folder": str(result.folder),
+        "scenario": result.scenario,
+        "title": title_of(run.label),
+        "seed": result.seed,
+        "status": "running or cut off" if result.status == "running" else result.status,
+        "rounds": f"{result.rounds_done}/{result.rounds}",
+        "seconds": _duration(result.seconds),
+        "engine": run.about.get("engine", NONE),
+        "reason": run.about.get("reason", ""),
+    }
+
+
+def _versions(runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """Every version and machine behind the numbers; several where runs differ."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        env = dict(run.environment)
+        dates = str(env.pop("date", ""))[:10]
+        packages = env.pop("packages", {})
+        told = {"date": dates, **env, **(packages if isinstance(packages, dict) else {})}
+        for key, value in told.items():
+            if value != "":
+                found.setdefault(key, {})[str(value)] = None
+    return [(key, ", ".join(sorted(values))) for key, values in found.items()]
+
+
+def _citations(runs: Iterable[Run]) -> list[tuple[str, str, str]]:
+    """(methods, reference, BibTeX) of every paper behind these runs, and of the one whose numbers are shown."""
+    used: dict[str, list[str]] = {}
+    for run in runs:
+        name = str((run.config.get("method") or {}).get(run.label, {}).get("base", run.label)).split(" ")[0]
+        if name in METHODS and METHODS[name].paper:
+            titles = used.setdefault(METHODS[name].paper, [])
+            if METHODS[name].title not in titles:
+                titles.append(METHODS[name].title)
+    used.setdefault(paper.tables()["paper"], [])
+    ordered = sorted(used.items(), key=lambda pair: PAPERS[pair[0]].year)
+    return [(", ".join(titles), _reference(key), PAPERS[key].bibtex(key)) for key, titles in ordered]
+
+
+def _reference(key: str) -> str:
+    """A BibTeX entry in words: no braces, no escapes."""
+    entry = PAPERS[key]
+    authors = entry.authors.replace(" and ", ", ").replace('{\\"u}', "ü")
+    return re.sub(r"[{}]", "", f"{authors}: {entry.title}. {entry.venue}, {entry.year}.")

@@ -1,0 +1,78 @@
+"""A real browser that looks at a page and tells everything that is wrong with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, PHONE = 1400, 390
+
+
+@dataclass
+class Looker:
+    """One browser for many looks; every look opens a tab of its own."""
+
+    browser: Any
+    faults: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def look(self, address: str, width: int = WIDE, scheme: str = "light") -> Iterator[Any]:
+        """The loaded page; whatever scripts, console or network complain about is in ``faults``."""
+        self.faults = []
+        tab = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        tab.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
+        tab.on("console", lambda said: self.faults.append(f"console: {said.text}") if said.type in ALARMS else None)
+        tab.on("requestfailed", lambda request: self.faults.append(f"request: {request.url[:80]}"))
+        tab.on("request", lambda request: self._count(request.url, address))
+        try:
+            tab.goto(address, wait_until="load")
+            yield tab
+        finally:
+            tab.close()
+
+    def _count(self, url: str, address: str) -> None:
+        if not url.startswith((address, "data:")):
+            self.faults.append(f"asked the network for {url[:80]}")
+
+
+ALARMS = ("error", "warning")
+# How far the page sticks out to the right, and the pictures and references that lead nowhere.
+OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.clientWidth"
+BROKEN = """() => [
+  ...[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.outerHTML.slice(0, 80)),
+  ...[...document.querySelectorAll('use')].map(u => u.getAttribute('href') || u.getAttribute('xlink:href'))
+    .filter(h => !document.getElementById(h.slice(1))),
+  ...[...document.querySelectorAll('[clip-path]')].map(e => e.getAttribute('clip-path').slice(5, -1))
+    .filter(h => !document.getElementById(h)),
+]"""
+REPEATED = """() => { const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
+  return [...new Set(ids.filter((id, k) => ids.indexOf(id) !== k))] }"""
+
+
+@contextmanager
+def open_browser() -> Iterator[Looker]:
+    """Debian's Chromium through Playwright; a test without it is skipped, and says why."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed: make browser")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, headless=True, args=FLAGS)
+        try:
+            yield Looker(browser)
+        finally:
+            browser.close()
+
+
+def address(path: Path) -> str:
+    return path.absolute().as_uri()
