@@ -154,3 +154,8 @@ def _within(places: list[float], low: float, high: float) -> list[float]:
     shift = max(low - min(places), 0.0) or min(high - max(places), 0.0)
     return [place + shift for place in places]
 
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """With a plus or a true minus sign."""
+    return f"{value:+.{digits}f}".replace("-", "−")

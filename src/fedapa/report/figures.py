@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -87,23 +87,33 @@ def convergence(scenario: Scenario) -> Drawn:
     if not drawn:
         return "No accuracy is a finite number."
     ends, kinds = {label: _end(curve) for label, curve in drawn.items()}, looks(scenario)
+
+    def draw(axes: Any) -> None:
+        for label, curve in drawn.items():
+            _line(axes, curve, kinds[label])
+        axes.margins(x=0.01)
+
+    return _panels(draw, ends, kinds, np.concatenate([c.pooled for c in drawn.values()]), "round", with_values=True)
+
+
+def _panels(
+    draw: Callable[[Any], None], ends: dict[str, tuple[float, float]], kinds: dict[str, Look], values: Floats,
+    below: str, with_values: bool = False,
+) -> Figure:  # fmt: skip
+    """Accuracies with every name at the right of its point; where some end far below the rest, in two panels."""
     groups = _near_and_far(ends)
     heights = [max(2.8 - 1.4 * k, 0.155 * len(group) + 0.3) for k, group in enumerate(groups)]
     figure = drawing.new(sum(heights) + 0.5)
     panels = figure.subplots(len(groups), 1, sharex=True, height_ratios=heights, squeeze=False).ravel()
-    everything = np.concatenate([curve.pooled for curve in drawn.values()])
     for axes, group, height in zip(panels, groups, heights, strict=True):
-        for label, curve in drawn.items():
-            _line(axes, curve, kinds[label])
+        draw(axes)
         top = max(ends[label][1] for label in group)
         is_zoomed = len(groups) > 1 and group is groups[0]
-        axes.set(ylim=(top - 1.1 * CLOSE, top + 0.1 * CLOSE) if is_zoomed else _room(everything))
-        axes.margins(x=0.01)
-        names = [f"{short(label)} {ends[label][1]:.1f}" for label in group]
-        drawing.label_right(
-            axes, [ends[label] for label in group], names, [kinds[label].colour for label in group], height
-        )
-    panels[-1].set_xlabel("round")
+        axes.set_ylim(*((top - 1.1 * CLOSE, top + 0.1 * CLOSE) if is_zoomed else _room(values)))
+        names = [f"{short(label)} {ends[label][1]:.1f}" if with_values else short(label) for label in group]
+        colours = [kinds[label].colour for label in group]
+        drawing.label_right(axes, [ends[label] for label in group], names, colours, height)
+    panels[-1].set_xlabel(below)
     figure.supylabel("test accuracy, %", fontsize=8.5)
     return figure
 
@@ -211,8 +221,8 @@ def gains(scenario: Scenario) -> Drawn:
     reach = max(5.0, float(np.abs(np.concatenate(list(pooled.values()))).max()))
     axes.set_xscale("symlog", linthresh=10, linscale=1.0)
     axes.set_xlim(-1.2 * reach, 1.2 * reach)
-    marks = [m for m in (-50, -20, -10, -5, 0, 5, 10, 20, 50) if abs(m) <= reach]
-    axes.set_xticks(marks, [f"{m:+d}" if m else "0" for m in marks])
+    marks = [m for m in (-50, -10, -5, 0, 5, 10, 50) if abs(m) <= reach]
+    axes.set_xticks(marks, [drawing.signed(m, 0) if m else "0" for m in marks])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(order)), [short(label) for label in order])
     axes.set(xlabel="gain over Local, percentage points", ylim=(-0.7, len(order) - 0.3))
@@ -263,24 +273,21 @@ def bytes_accuracy(scenario: Scenario) -> Drawn:
     rows = [row for row in scenario.rows if last(scenario, row["method"]) >= 0]
     if not rows:
         return "No accuracy is a finite number."
-    height = max(3.2, 0.16 * len(rows) + 0.7)
-    figure = drawing.new(height)
-    axes = figure.add_subplot()
-    ends = [(row["kib"], last(scenario, row["method"])) for row in rows]
-    for row, (x, y) in zip(rows, ends, strict=True):
-        look = kinds[row["method"]]
-        axes.scatter(x, y, s=34 if look.is_strong else 20, color=look.colour, zorder=3 if look.is_strong else 2)
-    positive = [x for x, _ in ends if x > 0] or [1.0]
+    ends = {row["method"]: (float(row["kib"]), last(scenario, row["method"])) for row in rows}
+    positive = [x for x, _ in ends.values() if x > 0] or [1.0]
     small, large = min(positive) / 2, max(positive) * 2  # below the smallest the axis runs straight to zero
-    axes.set_xscale("symlog", linthresh=small, linscale=0.4)
     powers = [10.0**k for k in range(-3, 9) if 2 * small <= 10.0**k <= large]
-    axes.set_xticks([0, *powers], ["0", *(f"{power:,g}" for power in powers)])
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="KiB down and up, per client and round", ylabel="test accuracy of the last round, %")
-    axes.set(xlim=(-0.2 * small, large), ylim=_room(np.array([y for _, y in ends])))
-    colours = [kinds[row["method"]].colour for row in rows]
-    drawing.label_right(axes, ends, [short(row["method"]) for row in rows], colours, height - 0.5)
-    return figure
+
+    def draw(axes: Any) -> None:
+        for label, (x, y) in ends.items():
+            strong = kinds[label].is_strong
+            axes.scatter(x, y, s=34 if strong else 20, color=kinds[label].colour, zorder=3 if strong else 2)
+        axes.set_xscale("symlog", linthresh=small, linscale=0.4)
+        axes.set_xticks([0, *powers], ["0", *(f"{power:,g}" for power in powers)])
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(-0.2 * small, large)
+
+    return _panels(draw, ends, kinds, np.array([y for _, y in ends.values()]), "KiB down and up, per client and round")
 
 
 def time_split(scenario: Scenario) -> Drawn:
@@ -297,7 +304,7 @@ def time_split(scenario: Scenario) -> Drawn:
         axes.barh(range(len(order)), widths, left=left, height=0.72, color=colour, label=name)
         left += widths
     for k, whole in enumerate(left):
-        axes.annotate(f" {whole:.2g} s", (whole, k), va="center", fontsize=7.5, color=INK)
+        axes.annotate(f"{whole:.2g} s", (whole, k), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
     axes.set_yticks(range(len(order)), [short(label) for label in order])
     axes.set(xlabel="seconds per round", ylim=(-0.7, len(order) - 0.3), xlim=(0, float(left.max()) * 1.14 or 1))
     axes.grid(visible=False, axis="y")
@@ -383,8 +390,8 @@ def _heat(axes: Any, matrix: Floats, order: Index, run: Run, top: float) -> Any:
     image = axes.imshow(off, cmap=MAP, vmin=0, vmax=top, interpolation="none", aspect="equal")
     marks = ticks(len(order))
     names = [run.clients[order[k]].name[:6] for k in marks]
-    axes.set_xticks(marks, names, rotation=90, fontsize=5.5)
-    axes.set_yticks(marks, names, fontsize=5.5)
+    axes.set_xticks(marks, names, rotation=90, fontsize=6.2)
+    axes.set_yticks(marks, names, fontsize=6.2)
     axes.tick_params(length=0, pad=1.5)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)

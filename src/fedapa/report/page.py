@@ -15,6 +15,7 @@ from fedapa.errors import RunError
 from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
+from fedapa.report.drawing import signed
 from fedapa.report.gather import Gathered, Run, Scenario, gather, title_of
 from fedapa.run import checkpoint, results
 from fedapa.run.folder import make_folder
@@ -229,11 +230,11 @@ def _tiles(
     if row["gain"] is not None and label != "local":
         better, equal, worse = row["gain"]
         remark = f"points; {better} clients gain, {equal} equal, {worse} lose{sure(row['gain_p'])}"
-        tiles.append(("against Local", f"{row['gain_points']:+.2f}", remark))
+        tiles.append(("against Local", signed(row["gain_points"]), remark))
     told = printed[label].accuracy
     if told is not None and np.isfinite(row[f"{evaluated}_best"]):
         gap = row[f"{evaluated}_best"] - told
-        tiles.append(("against the paper", f"{gap:+.2f}", f"best round {percent(told + gap)}, printed {told:.2f}"))
+        tiles.append(("against the paper", signed(gap), f"best round {percent(told + gap)}, printed {told:.2f}"))
     return tiles
 
 
@@ -269,8 +270,8 @@ def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dic
     best = row[f"{evaluated}_best"]
     known = printed.accuracy is not None and np.isfinite(best)
     return {
-        "rank": rank,
         **_name(row),
+        "rank": rank,
         **{phase: _with_spread(row, phase) for phase in ("before", "after")},
         "evaluated": evaluated,
         "interval": NONE
@@ -278,7 +279,7 @@ def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dic
         else f"{row[f'{evaluated}_low']:.1f} to {row[f'{evaluated}_high']:.1f}",
         "best": percent(best),
         "paper": percent(printed.accuracy),
-        "gap": f"{best - printed.accuracy:+.2f}" if known and printed.accuracy is not None else NONE,
+        "gap": signed(best - printed.accuracy) if known and printed.accuracy is not None else NONE,
         "sign": 0 if not known or printed.accuracy is None else int(np.sign(round(best - printed.accuracy, 2))),
     }
 
@@ -286,7 +287,7 @@ def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dic
 def _name(row: dict[str, Any]) -> dict[str, Any]:
     done, _, planned = str(row["rounds"]).partition("/")
     remark = "" if done == planned else f"{row['rounds']} rounds"
-    return {"label": row["method"], "title": title_of(row["method"]), "seeds": row["seeds"], "remark": remark}
+    return {"rank": 0, "label": row["method"], "title": title_of(row["method"]), "seeds": row["seeds"], "remark": remark}
 
 
 def _with_spread(row: dict[str, Any], phase: str) -> str:
@@ -302,7 +303,7 @@ def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
         "better": better,
         "equal": equal,
         "worse": worse,
-        "points": NONE if row["gain_points"] is None else f"{row['gain_points']:+.2f}",
+        "points": NONE if row["gain_points"] is None else signed(row["gain_points"]),
         "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], 2))),
         "p": sure(row["gain_p"]).removeprefix(", p ") or NONE,
         "worst": percent(row["worst_client"]),
