@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.inspect import save_figure
+from fedapa.errors import RunError
+from fedapa.run.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +36,7 @@ COLOURS = {
 }
 INK, MUTED, GRID, OTHER, ONE, TWO, THREE, FOUR = (light for light, _ in COLOURS.values())
 MAP = "viridis"
+SPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 RC: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read, searched and copied
     "pdf.fonttype": 42,
@@ -73,29 +76,29 @@ def new(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def inline(figure: Figure, name: str, description: str) -> str:
-    """The figure as an element of a page: as wide as its place, in the page's colours, with ids of its own."""
-    text = _svg(figure, name)
-    for variable, (light, _) in COLOURS.items():
-        text = text.replace(light, f"var(--{variable})")
-    text = re.sub(r"(\bid=\"|href=\"#|url\(#)", rf"\g<1>{name}-", text)
-    box = re.search(r"viewBox=\"[^\"]+\"", text)
-    body = text[text.index(">", text.index("<svg")) + 1 :]
-    said = html.escape(description, quote=True)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group() if box else ""}'
-    return f'{head} role="img" aria-label="{said}">{body}'
-
-
-def _svg(figure: Figure, name: str) -> str:
+def as_svg(figure: Figure, name: str) -> str:
+    """The figure as the text of an SVG file; it is laid out here, once for all formats."""
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)  # the page has its own
-    text = re.sub(r"font(-family)?: (?P<size>[\d.]+px )?'DejaVu Sans'[^;\"]*", _page_font, text)
-    return text[text.index("<svg") :]
+    figure.set_layout_engine("none")
+    return buffer.getvalue()
+
+
+def inline(svg: str, name: str, description: str) -> str:
+    """The figure as an element of a page: as wide as its place, in the page's colours, with ids of its own."""
+    box = re.search(r"viewBox=\"[^\"]+\"", svg)
+    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)  # the page has its own
+    body = re.sub(r"(<image\b[^>]*?) id=\"[^\"]*\"", r"\1", body)  # equal pictures have equal ids, and nobody asks
+    body = re.sub(r"font(-family)?: (?P<size>[\d.]+px )?'DejaVu Sans'[^;\"]*", _page_font, body)
+    body = re.sub(r"(\bid=\"|href=\"#|url\(#)", rf"\g<1>{name}-", body)
+    for variable, (light, _) in COLOURS.items():
+        body = body.replace(light, f"var(--{variable})")
+    said = html.escape(description, quote=True)
+    return f'<svg {SPACES} {box.group() if box else ""} role="img" aria-label="{said}">{body}'
 
 
 def _page_font(found: re.Match[str]) -> str:
@@ -103,15 +106,22 @@ def _page_font(found: re.Match[str]) -> str:
     return f"font: {found['size']}var(--font)" if found["size"] else "font-family: var(--font)"
 
 
-def write(figure: Figure, stem: Path) -> list[Path]:
+def write(figure: Figure, svg: str, stem: Path) -> list[Path]:
     """The figure as .svg and .pdf files."""
     import matplotlib
 
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("svg", "pdf")]
-    with matplotlib.rc_context({**RC, "svg.hashsalt": stem.name}):
-        for path in paths:
-            save_figure(figure, path)
+    write_text(paths[0], svg)
+    with matplotlib.rc_context(RC):
+        save_figure(figure, paths[1])
     return paths
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}", "is the disk full or the folder read-only?") from error
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:

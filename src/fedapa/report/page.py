@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedapa.errors import RunError
 from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
 from fedapa.report.gather import Gathered, Run, Scenario, gather, title_of
-from fedapa.run import checkpoint, results
+from fedapa.run import results
 from fedapa.run.folder import make_folder
 
 if TYPE_CHECKING:
@@ -118,10 +117,7 @@ def write(folder: Path, out: Path, figure_folder: Path | None = None, step: Step
     if figure_folder is not None:
         make_folder(figure_folder)
     text = render(found, folder.absolute().name, figure_folder, files, step)
-    try:
-        checkpoint.write_atomically(out, text.encode())
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}", "is the disk full or the folder read-only?") from error
+    drawing.write_text(out, text)
     return [out, *files]
 
 
@@ -167,9 +163,10 @@ class _Keeper:
         self.step(title, self.done, self.total)
         if isinstance(drawn, str):
             return Shown(name, title, caption, "", drawn)
+        svg = drawing.as_svg(drawn, name)
         if self.folder is not None:
-            self.files += drawing.write(drawn, self.folder / name)
-        return Shown(name, title, caption, drawing.inline(drawn, name, f"{title}. {caption}"), "")
+            self.files += drawing.write(drawn, svg, self.folder / name)
+        return Shown(name, title, caption, drawing.inline(svg, name, f"{title}. {caption}"), "")
 
 
 # ----------------------------------------------------------------------------------------------------- one scenario
@@ -262,7 +259,7 @@ def percent(value: Any) -> str:
 
 
 def sure(p: float | None) -> str:
-    return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p < 0.001"
+    return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p <\u202f0.001"
 
 
 def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""The arithmetic behind the figures, by hand."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapa.report import drawing, figures
+
+
+def test_similarity_is_the_label_mass_in_common() -> None:
+    counts = np.array([[10, 10, 0], [0, 30, 30], [5, 5, 0], [0, 0, 0]])
+    wanted = [[1, 0.5, 1, 0], [0.5, 1, 0.5, 0], [1, 0.5, 1, 0], [0, 0, 0, 0]]
+    assert figures.similarity(counts).tolist() == wanted
+
+
+def test_clients_of_the_same_labels_stand_side_by_side() -> None:
+    counts = np.eye(3, dtype=int)[[0, 1, 2, 0, 1, 2, 0]] * 10
+    order = figures.clustered(figures.similarity(counts)).tolist()
+    groups = [[0, 1, 2, 0, 1, 2, 0][i] for i in order]
+    assert sum(a != b for a, b in zip(groups, groups[1:], strict=False)) == 2
+    assert figures.clustered(np.eye(2)).tolist() == [0, 1]
+
+
+def test_rank_correlation() -> None:
+    assert figures.rank_correlation(np.array([1.0, 2, 3]), np.array([1.0, 4, 9])) == pytest.approx(1)
+    assert np.isnan(figures.rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+def test_moments_start_dense_and_include_both_ends() -> None:
+    assert figures.moments(50) == [0, 2, 6, 18, 49]
+    assert figures.moments(1) == [0]
+    assert figures.moments(3) == [0, 1, 2]
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.floats(0.1, 5))
+def test_labels_never_touch_and_keep_their_order(values: list[float], gap: float) -> None:
+    places = drawing.spread(values, gap)
+    order = np.argsort(values, kind="stable")
+    assert (np.diff(np.array(places)[order]) >= gap - 1e-6).all()
+
+
+def test_labels_with_room_stay_where_they_are() -> None:
+    assert drawing.spread([5.0, 1.0, 9.0], 2) == [5, 1, 9]
+    assert drawing.spread([5.0, 5.0], 2) == [4, 6]
+
+
+def test_an_inline_figure_has_the_pages_colours_and_ids_of_its_own() -> None:
+    import matplotlib
+
+    with matplotlib.rc_context(drawing.RC):
+        figure = drawing.new(2)
+        figure.add_subplot().plot([1, 2], color=drawing.ONE, label="a < $b$ & </svg><script>")
+        figure.axes[0].legend()
+    one, two = (drawing.inline(drawing.as_svg(figure, name), name, 'say "a" <b>') for name in ("one", "two"))
+    assert "var(--one)" in one
+    assert drawing.ONE not in one
+    assert 'aria-label="say &quot;a&quot; &lt;b&gt;"' in one
+    assert "<script" not in one
+    assert "$b$" in one
+    ids = [set(re.findall(r'\bid="([^"]+)"', text)) for text in (one, two)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert {ref for ref in re.findall(r'(?:href="#|url\(#)([^")]+)', one)} <= ids[0]

@@ -1,0 +1,118 @@
+"""What a report reads out of run folders, and what it says about those that it cannot read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Make, change
+
+from fedapa.errors import InputError
+from fedapa.report import figures
+from fedapa.report.gather import Gathered, gather
+
+HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
+
+
+def look(run: Path) -> Gathered:
+    return gather(run.parent)
+
+
+def test_numbers_of_a_run(make: Make) -> None:
+    found = look(make("a", "fedapa", HALF, weights=True))
+    (scenario,) = found.scenarios
+    assert scenario.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients"
+    (run,) = scenario.runs
+    assert run.curve.rounds.tolist() == [1, 2]
+    assert run.curve.pooled == pytest.approx([40, 50])
+    assert run.curves["before"].pooled == pytest.approx([30, 40])
+    # 4 of the 5 seconds of a round are the clients'; they trained 4.5 of the 6 seconds that they worked.
+    assert run.spent == pytest.approx((3.0, 1.0, 1.0))
+    assert run.mib == 2 * 3 * 1024 / 2**20
+    assert [t for t, _ in run.matrices] == [1, 2]
+    assert run.matrices[1][1][0] == pytest.approx([0.9, 0.1, 0.1])
+    assert found.troubles == []
+
+
+def test_gains_over_local_by_hand(make: Make) -> None:
+    make("l", "local", HALF)
+    (scenario,) = look(make("a", "fedapa", MORE)).scenarios
+    ((_, gains),) = figures.gains_of(scenario, "fedapa")
+    assert gains == pytest.approx([10, 0, -20])
+
+
+def test_clients_without_test_samples_neither_gain_nor_lose(make: Make) -> None:
+    make("l", "local", HALF)
+    run = make("a", "fedapa", MORE)
+    change(run, "UPDATE client_round SET after_correct = 0, after_total = 0 WHERE client = 1")
+    ((_, gains),) = figures.gains_of(look(run).scenarios[0], "fedapa")
+    assert np.isnan(gains).tolist() == [False, True, False]
+
+
+def test_runs_are_grouped_by_what_was_learned_not_by_how(make: Make) -> None:
+    make("x/a", "fedapa", HALF, alpha=0.1)
+    make("y/a", "fedapa", HALF, alpha=0.5)
+    other = make("x/b", "local", HALF, seed=1)
+    (other / "config.toml").write_text((other / "config.toml").read_text() + "workers = 3\n")
+    found = gather(other.parents[1])
+    assert [s.title for s in found.scenarios] == [f"CIFAR-10 · Dirichlet {a} · 3 clients" for a in (0.1, 0.5)]
+    assert [len(s.runs) for s in found.scenarios] == [2, 1]
+
+
+def test_scenarios_of_one_title_say_what_differs(make: Make) -> None:
+    make("a", "fedapa", HALF)
+    run = make("b", "fedapa", HALF)
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("lr = 0.01", "lr = 0.05"))
+    assert [s.title.split(" · ")[-1] for s in look(run).scenarios] == ["lr 0.01", "lr 0.05"]
+
+
+def test_one_name_with_other_hyper_parameters_is_another_method(make: Make) -> None:
+    make("a", "fedapa", HALF, method="FedAPA(eta=0.01, mu=0.5)")
+    make("c", "fedapa", HALF, method="FedAPA(eta=0.01, mu=0.5)", seed=1)
+    (scenario,) = look(make("b", "fedapa", MORE, method="FedAPA(eta=0.01, mu=0.3)")).scenarios
+    assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
+
+
+def test_what_cannot_be_read_is_named(make: Make) -> None:
+    top = make("a", "local", HALF).parent
+    for name, content in {"garbage": b"garbage" * 99, "empty": b"", "holes": b"SQLite format 3\0" + bytes(5000)}.items():
+        (top / name).mkdir()
+        (top / name / "run.db").write_bytes(content)
+    change(make("odd", "fedapa", HALF), "UPDATE accuracy SET pooled = 'much'")
+    change(make("failed", "fedapa", HALF, status="failed"), "DELETE FROM accuracy", "INSERT INTO meta VALUES ('reason', 'NaN')")
+    found = gather(top)
+    assert [len(s.runs) for s in found.scenarios] == [1]
+    states = {trouble.folder: trouble.status for trouble in found.troubles}
+    assert states == dict.fromkeys(("garbage", "holes", "odd"), "unreadable") | {"empty": "planned", "failed": "failed"}
+    assert next(trouble for trouble in found.troubles if trouble.folder == "failed").reason == "NaN"
+
+
+def test_a_run_without_config_and_versions_still_counts(make: Make) -> None:
+    run = make("a", "fedapa", HALF)
+    (run / "config.toml").unlink()
+    (scenario,) = look(run).scenarios
+    assert scenario.title == "CIFAR-10 · 3 clients"
+
+
+def test_accuracies_that_are_not_finite_are_left_out(make: Make) -> None:
+    run = make("a", "fedapa", [[1, 1], [5, 5], [2, 2]])
+    change(run, "UPDATE accuracy SET pooled = 9e999 WHERE round = 0")
+    (scenario,) = look(run).scenarios
+    assert scenario.rows[0]["after_best"] == 50
+    assert scenario.runs[0].curve.pooled[1:] == pytest.approx([50, 20])
+    assert np.isnan(scenario.runs[0].curve.pooled[0])
+    assert "not finite" in scenario.notes[0]
+
+
+def test_a_running_run_is_shown_as_far_as_it_is(make: Make) -> None:
+    (scenario,) = look(make("a", "fedapa", HALF, status="running", rounds=50)).scenarios
+    assert "a (2/50)" in scenario.notes[0]
+
+
+@pytest.mark.parametrize("name", ["empty", "missing"])
+def test_a_folder_without_runs_is_a_mistake(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError):
+        gather(tmp_path / name)
