@@ -62,7 +62,9 @@ REPEATED = """() => { const ids = [...document.querySelectorAll('[id]')].map(e =
 @contextmanager
 def open_browser() -> Iterator[Looker]:
     """Debian's Chromium through Playwright; a test without it is skipped, and says why."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed: make browser")

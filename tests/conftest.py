@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from browser import Looker, open_browser
 from command import COMMAND, SMALL, Answer, Call
 
 
@@ -55,3 +57,10 @@ def process(tmp_path: Path) -> Call:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Looker]:
+    """A real browser for pages; tests that ask for it are skipped where there is none."""
+    with open_browser() as found:
+        yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def test_clients_of_the_same_labels_stand_side_by_side() -> None:
     counts = np.eye(3, dtype=int)[[0, 1, 2, 0, 1, 2, 0]] * 10
     order = figures.clustered(figures.similarity(counts)).tolist()
     groups = [[0, 1, 2, 0, 1, 2, 0][i] for i in order]
-    assert sum(a != b for a, b in zip(groups, groups[1:], strict=False)) == 2
+    assert sum(a != b for a, b in pairwise(groups)) == 2
     assert figures.clustered(np.eye(2)).tolist() == [0, 1]
 
 
@@ -65,4 +66,4 @@ def test_an_inline_figure_has_the_pages_colours_and_ids_of_its_own() -> None:
     ids = [set(re.findall(r'\bid="([^"]+)"', text)) for text in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]
-    assert {ref for ref in re.findall(r'(?:href="#|url\(#)([^")]+)', one)} <= ids[0]
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', one)) <= ids[0]

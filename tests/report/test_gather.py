@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Make, change
+from made_runs import Make, change
 
 from fedapa.errors import InputError
 from fedapa.report import figures
@@ -77,11 +77,19 @@ def test_one_name_with_other_hyper_parameters_is_another_method(make: Make) -> N
 
 def test_what_cannot_be_read_is_named(make: Make) -> None:
     top = make("a", "local", HALF).parent
-    for name, content in {"garbage": b"garbage" * 99, "empty": b"", "holes": b"SQLite format 3\0" + bytes(5000)}.items():
+    for name, content in {
+        "garbage": b"garbage" * 99,
+        "empty": b"",
+        "holes": b"SQLite format 3\0" + bytes(5000),
+    }.items():
         (top / name).mkdir()
         (top / name / "run.db").write_bytes(content)
     change(make("odd", "fedapa", HALF), "UPDATE accuracy SET pooled = 'much'")
-    change(make("failed", "fedapa", HALF, status="failed"), "DELETE FROM accuracy", "INSERT INTO meta VALUES ('reason', 'NaN')")
+    change(
+        make("failed", "fedapa", HALF, status="failed"),
+        "DELETE FROM accuracy",
+        "INSERT INTO meta VALUES ('reason', 'NaN')",
+    )
     found = gather(top)
     assert [len(s.runs) for s in found.scenarios] == [1]
     states = {trouble.folder: trouble.status for trouble in found.troubles}

@@ -29,7 +29,9 @@ def command(folder: Path | None, out: Path | None, figures: Path | None, show: b
     common.check_writable(out.parent)
     with ui.progress() as bar:
         task = bar.add_task("figures", total=None, note="")
-        files = page.write(folder, out, figures, lambda what, done, total: bar.update(task, completed=done, total=total, note=what))
+        files = page.write(
+            folder, out, figures, lambda what, done, total: bar.update(task, completed=done, total=total, note=what)
+        )
     click.echo(f"the report is in {out}")
     if figures is not None:
         ui.say(f"{len(files) - 1} figures are in {figures}")

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.inspect import save_figure
-from fedapa.errors import RunError
 from fedapa.run.checkpoint import write_atomically
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ COLOURS = {
 INK, MUTED, GRID, OTHER, ONE, TWO, THREE, FOUR = (light for light, _ in COLOURS.values())
 MAP = "viridis"
 SPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-RC: dict[str, Any] = {
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)}
+RC: Any = {
     "svg.fonttype": "none",  # text stays text: it can be read, searched and copied
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a name may hold dollars
@@ -111,17 +111,10 @@ def write(figure: Figure, svg: str, stem: Path) -> list[Path]:
     import matplotlib
 
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("svg", "pdf")]
-    write_text(paths[0], svg)
+    write_atomically(paths[0], svg.encode())
     with matplotlib.rc_context(RC):
         save_figure(figure, paths[1])
     return paths
-
-
-def write_text(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}", "is the disk full or the folder read-only?") from error
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
@@ -153,7 +146,7 @@ def label_right(
         axes.annotate(
             text, (x, y), (1.06, (place - low) / (high - low)), textcoords="axes fraction", annotation_clip=False,
             va="center", fontsize=7.5, color=MUTED if colour == OTHER else colour,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)},
+            arrowprops={**LEADER, "color": colour},
         )  # fmt: skip
 
 
@@ -163,7 +156,6 @@ def _within(places: list[float], low: float, high: float) -> list[float]:
         return places
     shift = max(low - min(places), 0.0) or min(high - max(places), 0.0)
     return [place + shift for place in places]
-
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawn: TypeAlias = "Figure | str"
-Index = npt.NDArray[np.intp]
+Index = npt.NDArray[np.integer[Any]]
 LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
 CLOSE = 8.0  # points; methods that end further below the best are shown apart
 MANY_CLIENTS = 60  # more bars than that are drawn without names
@@ -56,7 +56,7 @@ def last(scenario: Scenario, label: str) -> float:
 
 def focus(scenario: Scenario) -> str:
     """The method that the report looks at closely: FedAPA, else the best that is not Local."""
-    labels = [row["method"] for row in scenario.rows]
+    labels = [str(row["method"]) for row in scenario.rows]
     fedapa = [label for label in labels if label.split(" ")[0] == "fedapa"]
     rest = [label for label in labels if label != "local"] or labels
     return fedapa[0] if fedapa else max(rest, key=lambda label: last(scenario, label))
@@ -155,7 +155,7 @@ def phases(scenario: Scenario) -> Drawn:
     columns = 3
     rows = -(-len(labels) // columns)
     figure = drawing.new(0.92 * rows + 0.75)
-    panels = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     local = mean_curve(scenario.of("local"), "after") if scenario.of("local") else None
     everything = [local.pooled] if local else []
     for axes, label in zip(panels, labels, strict=False):
@@ -348,7 +348,8 @@ def clustered(similar: Floats) -> Index:
         return np.arange(len(similar))
     distance = squareform(np.clip(1 - similar, 0, None), checks=False)
     tree = linkage(distance, "average")
-    return leaves_list(optimal_leaf_ordering(tree, distance) if len(similar) <= 200 else tree)
+    found: Index = leaves_list(optimal_leaf_ordering(tree, distance) if len(similar) <= 200 else tree)
+    return found
 
 
 def watched(scenario: Scenario) -> Run | None:
@@ -417,7 +418,7 @@ def course(scenario: Scenario) -> Drawn:
     rounds = [t for t, _ in run.matrices]
     own = np.array([np.diag(A) for _, A in run.matrices])
     figure = drawing.new(3.0 if counts is not None else 1.9)
-    top, *rest = np.atleast_1d(figure.subplots(1 if counts is None else 2, 1, sharex=True))
+    top, *rest = figure.subplots(1 if counts is None else 2, 1, sharex=True, squeeze=False).ravel()
     top.fill_between(rounds, own.min(1), own.max(1), color=ONE, alpha=0.15, linewidth=0)
     top.plot(rounds, own.mean(1), color=ONE, linewidth=1.8)
     top.set(ylabel="own weight", ylim=(0, None))
@@ -450,7 +451,9 @@ def mean_ranks(ranks: dict[str, float]) -> Figure:
         colour = LANDMARKS.get(label, (MUTED, "-"))[0]
         axes.plot([1, ranks[label]], [k, k], color=GRID, linewidth=1)
         axes.scatter(ranks[label], k, s=30, color=colour, zorder=3)
-        axes.annotate(f"{ranks[label]:.1f}", (ranks[label], k), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
+        axes.annotate(
+            f"{ranks[label]:.1f}", (ranks[label], k), (6, 0), textcoords="offset points", va="center", fontsize=7.5
+        )
     axes.set_yticks(range(len(order)), [short(label) for label in order])
     axes.set(xlabel="mean rank over scenarios (1 is best)", xlim=(0.7, len(order) + 0.8), ylim=(-0.7, len(order) - 0.3))
     axes.grid(visible=False, axis="y")

@@ -118,11 +118,9 @@ def gather(folder: Path) -> Gathered:
     paths = runs_under(folder)
     if not paths:
         raise InputError(f"no run under {folder}", "`fedapa run CONFIG --out DIR` makes some")
-    runs, troubles = [], []
-    for path in paths:
-        found = _read(path, str(path.relative_to(folder)) if path != folder else path.name)
-        (runs if isinstance(found, Run) else troubles).append(found)
-    return Gathered(_scenarios(runs), troubles)
+    found = [_read(path, str(path.relative_to(folder)) if path != folder else path.name) for path in paths]
+    runs = [run for run in found if isinstance(run, Run)]
+    return Gathered(_scenarios(runs), [trouble for trouble in found if isinstance(trouble, Trouble)])
 
 
 # ---------------------------------------------------------------------------------------------------------- one run
@@ -297,14 +295,17 @@ def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
 
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
     if any(not run.is_whole for run in runs):
-        names = ", ".join(f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole)
+        names = ", ".join(
+            f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
+        )
         yield f"Not finished, shown as far as they are: {names}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
     if broken:
         yield f"Accuracies that are not finite are left out: {', '.join(broken)}."
     twice = [key for key, n in Counter((run.label, run.result.seed) for run in runs).items() if n > 1]
     if twice:
-        yield f"More than one run of {', '.join(f'{label} seed {seed}' for label, seed in twice)}; all count in the means."
+        names = ", ".join(f"{label} seed {seed}" for label, seed in twice)
+        yield f"More than one run of {names}; all count in the means."
     marks = Counter[str]()
     for run in runs:
         marks += run.events

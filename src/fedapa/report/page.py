@@ -17,6 +17,7 @@ from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
 from fedapa.report.gather import Gathered, Run, Scenario, gather, title_of
 from fedapa.run import results
+from fedapa.run.checkpoint import write_atomically
 from fedapa.run.folder import make_folder
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ class Section:
     plots: dict[str, Shown]
 
 
-def write(folder: Path, out: Path, figure_folder: Path | None = None, step: Step = lambda what, done, total: None) -> list[Path]:
+def write(
+    folder: Path, out: Path, figure_folder: Path | None = None, step: Step = lambda what, done, total: None
+) -> list[Path]:
     """Write the page, and its figures as files if a folder for them is given; the paths of all that was written."""
     found = gather(folder)
     make_folder(out.parent)
@@ -117,7 +120,7 @@ def write(folder: Path, out: Path, figure_folder: Path | None = None, step: Step
     if figure_folder is not None:
         make_folder(figure_folder)
     text = render(found, folder.absolute().name, figure_folder, files, step)
-    drawing.write_text(out, text)
+    write_atomically(out, text.encode())
     return [out, *files]
 
 
@@ -184,7 +187,10 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     }
     plots = {
         plot.name: keep.show(
-            f"{key}-{plot.name}", plot.title, _fill(plot.caption, words), lambda plot=plot: plot.draw(scenario)  # type: ignore[misc]
+            f"{key}-{plot.name}",
+            plot.title,
+            _fill(plot.caption, words),
+            lambda plot=plot: plot.draw(scenario),  # type: ignore[misc]
         )
         for plot in PLOTS
     }
@@ -242,7 +248,9 @@ def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
     if alone is not None and len(rows) > 1:
         beaten = [title_of(name) for name, value in score.items() if 0 <= value < alone]
         told.append(
-            f"Below Local ({alone:.2f} %): {', '.join(beaten)}." if beaten else f"Every method beats Local ({alone:.2f} %)."
+            f"Below Local ({alone:.2f} %): {', '.join(beaten)}."
+            if beaten
+            else f"Every method beats Local ({alone:.2f} %)."
         )
     elif alone is None:
         told.append("Local is not among these runs: nobody can say who gains by taking part.")
@@ -284,7 +292,13 @@ def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dic
 def _name(row: dict[str, Any]) -> dict[str, Any]:
     done, _, planned = str(row["rounds"]).partition("/")
     remark = "" if done == planned else f"{row['rounds']} rounds"
-    return {"rank": 0, "label": row["method"], "title": title_of(row["method"]), "seeds": row["seeds"], "remark": remark}
+    return {
+        "rank": 0,
+        "label": row["method"],
+        "title": title_of(row["method"]),
+        "seeds": row["seeds"],
+        "remark": remark,
+    }
 
 
 def _with_spread(row: dict[str, Any], phase: str) -> str:
@@ -370,10 +384,16 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
     labels.sort(key=lambda label: mean.get(label, np.inf))
     cells = {(scenario.title, row["method"]): row for scenario in scenarios for row in scenario.rows}
     rows = [
-        (title_of(label), [_cell(cells.get((s.title, label))) for s in scenarios], f"{mean[label]:.2f}" if label in mean else NONE)
+        (
+            title_of(label),
+            [_cell(cells.get((scenario.title, label))) for scenario in scenarios],
+            percent(mean.get(label)),
+        )
         for label in labels
-    ]  # fmt: skip
-    caption = "By the last round of the model that each method is evaluated by, of the methods that are in every scenario."
+    ]
+    caption = (
+        "By the last round of the model that each method is evaluated by, of the methods that are in every scenario."
+    )
     plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(mean)) if mean else None
     p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")
     return Overview([scenario.title for scenario in scenarios], rows, p, plot)
@@ -429,7 +449,7 @@ def _citations(runs: Iterable[Run]) -> list[tuple[str, str, str]]:
     """(methods, reference, BibTeX) of every paper behind these runs, and of the one whose numbers are shown."""
     used: dict[str, list[str]] = {}
     for run in runs:
-        name = str((run.config.get("method") or {}).get(run.label, {}).get("base", run.label)).split(" ")[0]
+        name = paper.base_of(run.config) or run.label
         if name in METHODS and METHODS[name].paper:
             titles = used.setdefault(METHODS[name].paper, [])
             if METHODS[name].title not in titles:

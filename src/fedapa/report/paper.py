@@ -32,12 +32,11 @@ def tables() -> dict[str, Any]:
 
 def printed(config: Mapping[str, Any], method: str) -> Printed:
     """``config`` is one run's, ``method`` the description that its run.db holds."""
-    data, label = config.get("data", {}), _first(config.get("methods"))
-    base = SAME.get(_base(config, label), _base(config, label))
-    column = _column(data)
+    data, name = config.get("data", {}), base_of(config)
+    base, column = SAME.get(name, name), _column(data)
     if column is None or base not in METHODS:
         return Printed()
-    changed = _changes(_base(config, label), method)
+    changed = _changes(name, method)
     if changed:
         return Printed(_ablation(changed) if base == "fedapa" and _fits(ABLATED, data) else None)
     cost = tables()["table2"].get(base, {}) if _fits(ABLATED, data) else {}
@@ -62,12 +61,10 @@ def settings(description: str) -> dict[str, Any]:
         return {}
 
 
-def _first(names: Any) -> str:
-    return str(names[0]) if isinstance(names, list) and names else ""
-
-
-def _base(config: Mapping[str, Any], label: str) -> str:
-    return str(config.get("method", {}).get(label, {}).get("base", label))
+def base_of(config: Mapping[str, Any]) -> str:
+    """The registered method behind the one that a run's config names."""
+    names = config.get("methods") or [""]
+    return str(config.get("method", {}).get(names[0], {}).get("base", names[0]))
 
 
 def _column(data: Mapping[str, Any]) -> dict[str, Any] | None:
