@@ -190,7 +190,7 @@ def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
     everyone = [run.result for run in scenario.runs]
     found = []
     for run in scenario.of(label):
-        pair = results.against_local(run.result, everyone)
+        pair = results.side_by_side(run.result, everyone, "local")
         if pair is not None and len(pair[0]) == len(pair[1]):
             found.append((run, np.where(run.result.counts[:, 1] > 0, pair[0] - pair[1], np.nan)))
     return found
