@@ -114,7 +114,9 @@ def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     for name, rows in found.items():
         order = sorted(rows, key=lambda row: -_value(row))
         own = next((row for row in rows if row["method"] == "fedapa"), None)
-        lead = f"- {_title(scenarios[name])}: best is **{order[0]['method']}** with {_value(order[0]):.2f}"
+        best, most = order[0], max(row["seeds"] for row in rows)
+        few = "" if best["seeds"] == most else f" (on {best['seeds']} of {most} allocations)"
+        lead = f"- {_title(scenarios[name])}: best is **{best['method']}** with {_value(best):.2f}{few}"
         if own is not None:
             place = [row["method"] for row in order].index("fedapa") + 1
             lead += f"; FedAPA is number {place} of {len(order)} with {_value(own):.2f}, {_gain(own)} vs Local"

@@ -37,6 +37,7 @@ def collect(folder: Path, experiment: Path) -> Path | None:
         return None
     lines = [json.dumps(row, default=str) for row in sorted(rows, key=key)]
     path = HERE / "results" / f"{experiment.stem}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
     return path
 
