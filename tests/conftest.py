@@ -59,7 +59,7 @@ def process(tmp_path: Path) -> Call:
     return call
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open its event loop is the only one of this thread
 def browser() -> Iterator[Looker]:
     """A real browser for pages; tests that ask for it are skipped where there is none."""
     with open_browser() as found:
