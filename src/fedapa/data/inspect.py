@@ -111,8 +111,8 @@ def _points(inches: float, cells: int) -> float:
 
 
 def ticks(n: int) -> list[int]:
-    """All of them while there is room, then every fifth, every tenth, then some twenty."""
-    return list(range(0, n, 1 if n <= 25 else 5 if n <= 60 else 10 if n <= 200 else n // 20))
+    """All of them while there is room, then every fifth, every tenth, then a dozen."""
+    return list(range(0, n, 1 if n <= 25 else 5 if n <= 60 else 10 if n <= 200 else n // 12))
 
 
 def save_figure(figure: Any, path: Path) -> None:

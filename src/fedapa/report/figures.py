@@ -92,6 +92,7 @@ def convergence(scenario: Scenario) -> Drawn:
         for label, curve in drawn.items():
             _line(axes, curve, kinds[label])
         axes.margins(x=0.01)
+        _count_rounds(axes)
 
     return _panels(draw, ends, kinds, np.concatenate([c.pooled for c in drawn.values()]), "round", with_values=True)
 
@@ -138,6 +139,11 @@ def _line(axes: Any, curve: Curve, look: Look) -> None:
     )  # fmt: skip
 
 
+def _count_rounds(axes: Any) -> None:
+    """There is no round 1.5."""
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def _room(values: Floats) -> tuple[float, float]:
     """From just below where most of the action is to just above the best."""
     seen = values[np.isfinite(values)]
@@ -170,6 +176,7 @@ def phases(scenario: Scenario) -> Drawn:
     for axes in panels[len(labels) :]:
         axes.set_axis_off()
     panels[0].set_ylim(*_room(np.concatenate(everything)))
+    _count_rounds(panels[0])
     figure.supxlabel("round", fontsize=8)
     figure.supylabel("test accuracy, %", fontsize=8)
     from matplotlib.lines import Line2D
@@ -429,6 +436,7 @@ def course(scenario: Scenario) -> Drawn:
         rest[0].plot(rounds, follows, color=THREE, linewidth=1.8)
         rest[0].set(ylabel="rank correlation", ylim=(min(-0.1, np.nanmin([*follows, 0]) - 0.05), 1))
     figure.axes[-1].set_xlabel("round")
+    _count_rounds(figure.axes[-1])
     return figure
 
 
