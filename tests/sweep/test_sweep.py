@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -75,7 +76,7 @@ def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed:
             os.kill(killed.pid, signal.SIGKILL)  # the parent alone: its workers have to notice
             killed.wait()
         deadline = time.monotonic() + 30
-        while any(folder.status(run) == "running" and _is_locked(run) for run in folder.runs_under(out)):
+        while any(folder.status(run) == "running" and folder.in_use(run) for run in folder.runs_under(out)):
             assert time.monotonic() < deadline, "a worker outlived its sweep"
             time.sleep(0.01)
         assert {run: sessions(run) for run in before} == before  # what was finished is left alone
@@ -90,17 +91,6 @@ def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed:
     assert sorted((run["scenario"], run["label"]) for run in kept) == [
         (scenario, method) for scenario in ("few", "many") for method in ("fedapa", "fedavg", "local")
     ]
-
-
-def _is_locked(run: Path) -> bool:
-    import fcntl
-
-    with open(run / ".lock", "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
 
 
 def test_ctrl_c_says_how_to_go_on(grid: Path, tmp_path: Path) -> None:
@@ -233,3 +223,24 @@ def test_costs_by_hand() -> None:
     # Local takes 40 s instead of the 10 that were guessed, so the other guesses are four times too low as well.
     assert cost.expected(guesses, known) == {"a": 40.0, "b": 80.0, "c": 20.0}
     assert cost.expected(guesses, []) == {"a": 10.0, "b": 20.0, "c": 5.0}
+
+
+def test_a_run_that_was_cut_off_is_not_said_to_be_running(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    paths = sweep.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")
+    store = Store(out)
+    store.plan([Planned(f"few/{path.name}", "few", path.name.partition("-")[0], 0, 5) for path in paths])
+    for path in paths[:2]:
+        store.note(f"few/{path.name}", "running")
+
+    class Enough(Exception):
+        pass
+
+    def stop(now: sweep.Progress) -> None:
+        raise Enough
+
+    with open(paths[0] / ".lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # a process is at this one
+        with pytest.raises(Enough):  # before the first run starts
+            sweep.play(out, paths, 1, stop)
+    assert list(states(out).values()) == ["running", "planned", "planned"]

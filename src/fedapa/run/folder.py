@@ -74,6 +74,15 @@ def rounds_done(folder: Path) -> int:
         return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
 
 
+def in_use(folder: Path) -> bool:
+    """Is a process at this run?"""
+    try:
+        _lock(folder).close()
+        return False
+    except InUse:
+        return True
+
+
 class InUse(InputError):
     """Another process is at this run."""
 

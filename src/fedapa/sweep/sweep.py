@@ -13,7 +13,7 @@ from fedapa.config.experiment import lay_out, read_config, run_names
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
 from fedapa.run import results
-from fedapa.run.folder import rounds_done, status
+from fedapa.run.folder import in_use, rounds_done, status
 from fedapa.sweep import cost, pool
 from fedapa.sweep.store import NAME, Planned, Store
 
@@ -122,12 +122,15 @@ def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[s
 
 
 def _catch_up(out: Path, plans: list[Planned], store: Store) -> dict[str, str]:
-    """Note what happened to runs while nobody looked: finished in a killed sweep, or damaged."""
+    """Note what happened to runs while nobody looked: finished or cut off in a killed sweep, or damaged."""
     known, failed = {run["path"]: run["state"] for run in store.runs()}, {}
     for plan in plans:
         try:
-            if status(out / plan.path) == "finished" and known[plan.path] != "finished":
-                _keep(out, plan, store)
+            if status(out / plan.path) == "finished":
+                if known[plan.path] != "finished":
+                    _keep(out, plan, store)
+            elif known[plan.path] == "running" and not in_use(out / plan.path):
+                store.note(plan.path, "planned")
         except InputError as error:
             failed[plan.path] = error.message
             store.note(plan.path, "failed", error.message)
