@@ -82,6 +82,9 @@ METHODS: dict[str, Entry] = {
         477.8,
         {"mu": 1.0, "weight_momentum": 0.9, "buffer": "shared", "project_at": "send", "order": "sequential"},
     ),
+    "fedapa-exact": Entry(
+        "FedAPA-exact", "fedapa_exact:FedAPAExact", 2026, "head", "own mixture of θ", "θ", "sun2025", 477.8
+    ),
 }
 
 

@@ -1,0 +1,111 @@
+"""Rows of aggregation weights that minimise FedAPA's proxy exactly, from distances between models alone.
+
+gaps [M, M] holds |theta_j - theta_k|^2. For weights a that sum to one
+
+    |theta_i - Theta a|^2 = a' K a  with  K[j, k] = (theta_j - theta_i)'(theta_k - theta_i) = (g_ij + g_ik - g_jk) / 2,
+
+so no function here ever sees a model. ``known`` [M] marks the clients that have been heard from: only they are mixed.
+Everything is in float64; what the theory behind the rows is, docs/beyond.md says.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedapa.core import simplex
+
+
+def around(gaps: Tensor, i: int) -> Tensor:
+    """K [M, M], the Gram matrix of all models as seen from client i's."""
+    return (gaps[i] + gaps[i, :, None] - gaps) / 2
+
+
+def spread(gaps: Tensor, i: int, known: Tensor) -> Tensor:
+    """The mean squared distance from client i to the others: the unit of its ridge."""
+    others = _others(known, i)
+    return gaps[i, others].mean() if len(others) else gaps.new_zeros(())
+
+
+def nearest(gaps: Tensor, i: int, known: Tensor) -> Tensor:
+    """The squared distance from client i to the closest other one."""
+    others = _others(known, i)
+    return gaps[i, others].min() if len(others) else gaps.new_zeros(())
+
+
+def of_others(gaps: Tensor, i: int, known: Tensor, ridge: float) -> Tensor:
+    """argmin over the simplex of all others of b' K b / spread + ridge |b|^2; e_i where there are no others."""
+    others = _others(known, i)
+    if not len(others):
+        return _unit(len(gaps), i)
+    K = around(gaps, i)[others][:, others]
+    return _spread_out(simplex.minimise(K + _ridge(K, ridge, spread(gaps, i, known))), others, len(gaps))
+
+
+def priced(gaps: Tensor, i: int, known: Tensor, ridge: float, noise: float) -> Tensor:
+    """argmin over the simplex of a' K a + 2 noise a_i + ridge spread |a|^2: weight on oneself is sold at a price."""
+    us = torch.cat([torch.tensor([i]), _others(known, i)])
+    K = around(gaps, i)[us][:, us]
+    price = torch.zeros(len(us), dtype=K.dtype)
+    price[0] = -noise
+    return _spread_out(simplex.minimise(K + _ridge(K, ridge, spread(gaps, i, known)), price), us, len(gaps))
+
+
+def even(i: int, known: Tensor) -> Tensor:
+    """The same weight for everybody heard from, and for client i."""
+    row = known.double()
+    row[i] = 1.0
+    return row / row.sum()
+
+
+def shared(row: Tensor, i: int, share: float) -> Tensor:
+    """``share`` of the weight for client i, the rest as in ``row``."""
+    return (1 - share) * row + share * _unit(len(row), i)
+
+
+def miss(row: Tensor, ahead: Tensor, gaps: Tensor) -> Tensor:
+    """|y - Theta row|^2 for a point y, from its squared distances ``ahead`` [M] to all models."""
+    return row @ ahead - row @ (gaps @ row) / 2
+
+
+def collaborators(A: Tensor) -> Tensor:
+    """[M] the effective number of models in every mixture, 1 / sum_j a_ij^2: 1 alone, M for an even mixture."""
+    return 1 / A.square().sum(1).clamp(min=torch.finfo(A.dtype).tiny)
+
+
+def groups(A: Tensor) -> Tensor:
+    """[M] the number of every client's group, which is named by its first member.
+
+    Two clients are joined if each gives the other more than 1.5 times an even share; groups are what hangs together.
+    """
+    M = len(A)
+    joined = ((A > 1.5 / M) & (A.T > 1.5 / M)) | torch.eye(M, dtype=torch.bool)
+    label = torch.arange(M)
+    for _ in range(M):
+        smallest = torch.where(joined, label, M).amin(1)
+        if torch.equal(smallest, label):
+            break
+        label = smallest
+    return label
+
+
+def _others(known: Tensor, i: int) -> Tensor:
+    mask = known.bool().clone()
+    mask[i] = False
+    return mask.nonzero()[:, 0]
+
+
+def _ridge(K: Tensor, ridge: float, spread: Tensor) -> Tensor:
+    return ridge * spread * torch.eye(len(K), dtype=K.dtype)
+
+
+def _unit(size: int, i: int) -> Tensor:
+    row = torch.zeros(size, dtype=torch.float64)
+    row[i] = 1.0
+    return row
+
+
+def _spread_out(values: Tensor, index: Tensor, size: int) -> Tensor:
+    row = torch.zeros(size, dtype=torch.float64)
+    row[index] = values
+    return row

@@ -1,0 +1,150 @@
+"""FedAPA-exact (ours, on FedAPA by Sun et al., IJCAI 2025): the proxy's minimiser instead of a step towards it.
+
+Server: theta [M, P], A [L, M, M], and gaps [L, M, M], all squared distances |theta_j - theta_k|^2, of which every round
+        renews those of the clients who answered. L = 1, or one per layer with ``blocks``.
+Down    theta_bar_i = sum_j a_ij theta_j                                                        (FedAPA's Eq. 5)
+Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
+Up      theta_i                                                        messages, bytes and client code are FedAPA's
+Server  row_i = argmin over the simplex of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2,
+        which is a small quadratic program in the gaps (core.rows);  A_i <- keep A_i + (1 - keep) row_i
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedapa.core import rows, weights
+from fedapa.core.tree import Tree, writable
+from fedapa.methods import pfedla
+from fedapa.methods.method import Method, hyper
+from fedapa.task.local import Local
+from fedapa.task.task import Task, cross_entropy
+
+Rule = Literal["neighbour", "noise", "leave-one-out", "stability", "fixed"]
+RIDGES, SHARES = (0.03, 0.1, 0.3, 1.0, 3.0), (0.0, 0.25, 0.5, 0.75)  # what leave-one-out chooses from
+CANDIDATES = list(product(RIDGES, SHARES))
+STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal change of a row, steps and range of lambda
+
+
+@dataclass(frozen=True)
+class FedAPAExact(Method):
+    together: ClassVar[bool] = True
+
+    rule: Rule = hyper("neighbour", "how ridge and self share of every client are found")
+    ridge: float = hyper(0.0, "lambda in units of the mean squared distance to others", 0.0)
+    share: float = hyper(0.2, "self share under the rules fixed and stability", 0.0, 1.0)
+    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
+    blocks: bool = hyper(False, "rows of their own for every layer")
+
+    def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
+        theta, phi = task.init(seed)
+        M, L = task.clients, 1 + max(block for _, block in self._pieces(task))
+        server = {
+            "theta": theta.expand(M, -1),
+            "A": torch.eye(M).repeat(L, 1, 1),
+            "gaps": torch.zeros(L, M, M, dtype=torch.float64),
+            "heard": torch.zeros(M),
+        }
+        return server | self._memory(L, M), {"theta": theta, "phi": phi}
+
+    def send(self, task: Task, server: Tree, i: int) -> Tree:
+        return self.send_many(task, server, [i])[0]
+
+    def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
+        A, theta = server["A"][:, list(ids)], server["theta"]
+        if not self.blocks:
+            return [{"theta": mixed} for mixed in weights.mix(A[0], theta)]
+        mixed = [torch.empty(task.P) for _ in ids]
+        for piece, block in layers(task):
+            for whole, part in zip(mixed, weights.mix(A[block], theta[:, piece]), strict=True):
+                whole[piece] = part
+        return [{"theta": whole} for whole in mixed]
+
+    def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        return {**client, "theta": down["theta"]}
+
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        client = local.sgd(cross_entropy, client)
+        return client, {"theta": client["theta"]}
+
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
+        own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
+        ahead, fresh = weights.renew(theta, own, [up["theta"] for up in ups], self._pieces(task))
+        new = {key: value.clone() for key, value in server.items() if key != "theta"} | {"theta": theta}
+        new["gaps"][:, own] = fresh
+        new["gaps"][:, :, own] = fresh.transpose(1, 2)
+        new["heard"][own] = 1.0
+        for block in range(len(ahead)):
+            for k, i in enumerate(ids):
+                row = self._row(server, new, block, i, ahead[block, k])
+                new["A"][block, i] = self.keep * server["A"][block, i] + (1 - self.keep) * row.float()
+        return new
+
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        return task.predict(client, x)
+
+    def watch(self, server: Tree) -> Tree:
+        A = server["A"].mean(0)
+        found = {"A": A, "collaborators": rows.collaborators(A), "groups": rows.groups(A)}
+        return found | ({"blocks": server["A"]} if self.blocks else {})
+
+    def limits(self) -> dict[str, Method]:
+        return {"local": replace(self, rule="fixed", share=1.0)}
+
+    def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
+        """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
+        gaps, known = new["gaps"][block], new["heard"]
+        if self.rule == "neighbour":
+            return rows.priced(gaps, i, known, self.ridge, float(rows.nearest(gaps, i, known)) / 2)
+        if self.rule == "noise":
+            moved = ahead[i] / 2
+            noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
+            new["noise"][block, i] = noise
+            return rows.priced(gaps, i, known, self.ridge, float(noise))
+        if self.rule == "leave-one-out":
+            if old["heard"][i]:
+                new["errors"][block, i] = (old["errors"][block, i] + self._errors(old, block, i, ahead)) / 2
+            ridge, share = CANDIDATES[int(new["errors"][block, i].argmin())]
+            return rows.shared(rows.of_others(gaps, i, known, ridge), i, share)
+        if self.rule == "stability":
+            ridge = float(old["ridges"][block, i])
+            row = rows.of_others(gaps, i, known, ridge)
+            change = (row - rows.of_others(old["gaps"][block], i, old["heard"], ridge)).abs().sum() / 2
+            ridge = min(max(ridge * (FACTOR if change > STABLE else 1 / FACTOR), STEEPEST), FLATTEST)
+            new["ridges"][block, i] = ridge
+            return rows.shared(rows.of_others(gaps, i, known, ridge), i, self.share)
+        return rows.shared(rows.of_others(gaps, i, known, self.ridge), i, self.share)
+
+    def _errors(self, old: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
+        """[G] how far every candidate's mixture of the last round's models was from what the client sends now."""
+        gaps, known = old["gaps"][block], old["heard"]
+        steep = {ridge: rows.of_others(gaps, i, known, ridge) for ridge in RIDGES}
+        found = [rows.miss(rows.shared(steep[ridge], i, share), ahead, gaps) for ridge, share in CANDIDATES]
+        return torch.stack(found) / rows.spread(gaps, i, known).clamp(min=torch.finfo(gaps.dtype).tiny)
+
+    def _memory(self, L: int, M: int) -> Tree:
+        """What the rule remembers of every client."""
+        kept = {
+            "noise": {"noise": torch.zeros(L, M, dtype=torch.float64)},
+            "leave-one-out": {"errors": torch.zeros(L, M, len(CANDIDATES), dtype=torch.float64)},
+            "stability": {"ridges": torch.ones(L, M, dtype=torch.float64)},
+        }
+        return kept.get(self.rule, {})
+
+    def _pieces(self, task: Task) -> weights.Pieces:
+        """Which columns are measured together; statistics of BatchNorm are not."""
+        stop = task.model.theta_trainable
+        found = layers(task) if self.blocks else [(slice(0, stop), 0), (slice(stop, task.P), 0)]
+        return [(piece, block if piece.stop <= stop else weights.UNMEASURED) for piece, block in found]
+
+
+def layers(task: Task) -> weights.Pieces:
+    """Every tensor's place in theta and the number of its layer."""
+    return [(piece, layer) for piece, layer in pfedla.pieces(task) if piece.stop <= task.P]

@@ -1,0 +1,205 @@
+"""FedAPA-exact: a round by hand, every rule's memory, blocks, and the laws under every rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedapa.core import rows, weights
+from fedapa.core.tree import Tree, clone, count_bytes, digest
+from fedapa.methods.catalogue import make
+from fedapa.methods.fedapa_exact import CANDIDATES, FedAPAExact, layers
+from fedapa.task.models import build_model
+from fedapa.task.task import Task
+from fedapa.verify import LAWS
+from fedapa.verify.case import Case
+
+RULES = ("neighbour", "noise", "leave-one-out", "stability", "fixed")
+TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
+
+
+class Flat:
+    """A task that only says how long theta is: all that the server's side asks for."""
+
+    def __init__(self, clients: int, size: int) -> None:
+        self.clients, self.P, self.donate = clients, size, False
+        self.model = type("Model", (), {"theta_trainable": size})()
+
+    def init(self, seed: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(self.P), torch.zeros(1)
+
+
+def absorb(method: FedAPAExact, task: Flat, server: Tree, ups: dict[int, Tensor]) -> Tree:
+    return method.absorb(task, server, list(ups), [], [{"theta": up} for up in ups.values()])  # type: ignore[arg-type]
+
+
+def start(method: FedAPAExact, clients: int, size: int) -> tuple[Flat, Tree]:
+    task = Flat(clients, size)
+    return task, method.init(task, 0)[0]  # type: ignore[arg-type]
+
+
+def test_one_round_by_hand() -> None:
+    """Clients 0, 1, 2 on a line at 0, 1 and 3: without a ridge client 0 mixes client 1 alone, half of it itself."""
+    method = FedAPAExact(rule="fixed", ridge=0.0, share=0.5, keep=0.5)
+    task, server = start(method, 3, 1)
+    new = absorb(method, task, server, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
+    assert new["gaps"][0].tolist() == [[0, 1, 9], [1, 0, 4], [9, 4, 0]]
+    assert new["A"][0, 0].tolist() == pytest.approx([0.75, 0.25, 0], abs=1e-6)  # half of e_0, half of (1/2, 1/2, 0)
+    # client 1 lies between: 1 = 2/3 of 0 and 1/3 of 3
+    assert new["A"][0, 1].tolist() == pytest.approx([1 / 6, 0.75, 1 / 12], abs=1e-6)
+    assert method.send(task, new, 1)["theta"].tolist() == pytest.approx([1.0], abs=1e-6)  # type: ignore[arg-type]
+
+
+def test_gaps_are_renewed_for_those_who_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "WIDE", 16)
+    method = FedAPAExact()
+    task, state = start(method, 6, 50)
+    random = torch.Generator().manual_seed(4)
+    for ids in ([3, 0, 5], [1, 3], [2, 4, 0], [5]):
+        state = absorb(method, task, state, {i: 100 + torch.randn(50, generator=random) for i in ids})
+        theta = state["theta"].double()
+        torch.testing.assert_close(state["gaps"][0], (theta[:, None] - theta).square().sum(2), rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(state["A"].sum(2), torch.ones(1, 6))
+
+
+def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:
+    method = FedAPAExact(rule="fixed", ridge=1.0)
+    task, state = start(method, 4, 8)
+    new = absorb(method, task, state, {i: torch.randn(8, generator=torch.Generator().manual_seed(i)) for i in (0, 2)})
+    assert torch.equal(new["A"][0, [1, 3]], torch.eye(4)[[1, 3]])
+    assert not new["A"][0, [0, 2]][:, [1, 3]].any()
+
+
+def test_a_server_that_is_given_away_is_changed_in_place() -> None:
+    method = FedAPAExact()
+    task, state = start(method, 4, 8)
+    ups = {i: torch.randn(8, generator=torch.Generator().manual_seed(i)) for i in range(4)}
+    state = absorb(method, task, state, ups)
+    kept, task.donate = absorb(method, task, state, {1: ups[2]}), True
+    given = clone(state)
+    donated = absorb(method, task, given, {1: ups[2]})
+    assert donated["theta"].data_ptr() == given["theta"].data_ptr()
+    assert digest(donated) == digest(kept)
+
+
+def test_two_groups_are_found_and_shown() -> None:
+    method = FedAPAExact()
+    task, state = start(method, 6, 2000)
+    random = torch.Generator().manual_seed(0)
+    centres = torch.randn(2, 2000, generator=random)
+    for _ in range(6):
+        noisy = {i: centres[i % 2] + 0.2 * torch.randn(2000, generator=random) for i in range(6)}
+        state = absorb(method, task, state, noisy)
+    seen = method.watch(state)
+    assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert seen["collaborators"].tolist() == pytest.approx([3.0] * 6, abs=0.1)
+    across = seen["A"][::2, 1::2]
+    assert float(across.max()) < 1e-3
+
+
+def test_noise_is_half_the_squared_way_between_two_uploads() -> None:
+    method = FedAPAExact(rule="noise")
+    task, state = start(method, 2, 4)
+    state = absorb(method, task, state, {0: torch.tensor([2.0, 0, 0, 0]), 1: torch.tensor([0, 1.0, 0, 0])})
+    assert state["noise"].tolist() == [[2.0, 0.5]]
+    state = absorb(method, task, state, {0: torch.tensor([2.0, 0, 0, 4.0])})
+    assert state["noise"].tolist() == [[(2.0 + 8.0) / 2, 0.5]]
+
+
+def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:
+    method = FedAPAExact(rule="leave-one-out")
+    task, state = start(method, 3, 1)
+    state = absorb(method, task, state, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
+    assert not state["errors"].any()
+    new = absorb(method, task, state, {0: torch.tensor([0.4])})
+    known, gaps = state["heard"], state["gaps"][0]
+    theta = torch.tensor([0.0, 1.0, 3.0]).double()
+    for k, (ridge, share) in enumerate(CANDIDATES):
+        row = rows.shared(rows.of_others(gaps, 0, known, ridge), 0, share)
+        assert float(new["errors"][0, 0, k]) == pytest.approx((0.4 - float(row @ theta)) ** 2 / 5 / 2, abs=1e-6)
+    assert not new["errors"][0, 1:].any()
+
+
+def test_stability_raises_the_ridge_of_a_row_that_jumps() -> None:
+    method = FedAPAExact(rule="stability")
+    task, state = start(method, 3, 2)
+    points = {0: torch.tensor([0.0, 0]), 1: torch.tensor([1.0, 0]), 2: torch.tensor([0, 5.0])}
+    state = absorb(method, task, state, points)
+    before = float(state["ridges"][0, 0])
+    calm = absorb(method, task, state, {0: points[0]})
+    jumping = absorb(method, task, state, {0: torch.tensor([0, 5.0])})
+    assert float(calm["ridges"][0, 0]) == pytest.approx(before / 1.5)
+    assert float(jumping["ridges"][0, 0]) == pytest.approx(before * 1.5)
+
+
+def test_blocks_are_the_same_rule_layer_by_layer() -> None:
+    method = FedAPAExact(blocks=True)
+    state = method.init(TASK, 0)[0]
+    random = torch.Generator().manual_seed(2)
+    ups = [{"theta": state["theta"][0] + torch.randn(TASK.P, generator=random)} for _ in range(3)]
+    new = method.absorb(TASK, state, [0, 1, 2], [], ups)
+    assert len(new["A"]) == len({block for _, block in layers(TASK)}) == 2
+    theta = torch.stack([up["theta"] for up in ups])
+    sent = method.send(TASK, new, 1)["theta"]
+    for piece, block in layers(TASK):
+        torch.testing.assert_close(sent[piece], new["A"][block, 1] @ theta[:, piece])
+    own = torch.cat([theta[:, piece] for piece, block in layers(TASK) if block == 1], 1).double()
+    torch.testing.assert_close(new["gaps"][1], (own[:, None] - own).square().sum(2), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(new["A"][0], new["A"][1])
+
+
+def test_statistics_of_batch_norm_are_mixed_but_not_measured() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    task = Task(build_model(model, (2,), 2, "3"), 2, torch.tensor([9, 9]))
+    stop = task.model.theta_trainable
+    assert stop < task.P
+    for method in (FedAPAExact(), FedAPAExact(blocks=True)):
+        state, _ = method.init(task, 0)
+        up = state["theta"][0].clone()
+        up[stop:] += 5.0
+        new = method.absorb(task, state, [0, 1], [], [{"theta": up}, {"theta": up + 1}])
+        assert float(new["gaps"].sum(0)[0, 1]) == pytest.approx(stop, rel=1e-5)
+        assert torch.equal(new["theta"][0], up)
+        assert float(method.send(task, new, 0)["theta"][stop]) > float(up[stop])
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("method", [*(FedAPAExact(rule=rule) for rule in RULES[1:]), FedAPAExact(blocks=True)], ids=str)
+def test_laws_under_every_rule(method: FedAPAExact, law: str) -> None:
+    LAWS[law](Case(method))
+
+
+def test_messages_are_fedapas() -> None:
+    mine, theirs = (Case(make(name)).exchanges[-1] for name in ("fedapa-exact", "fedapa"))
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.keys() == other.keys()
+        assert count_bytes(one) == count_bytes(other)
+
+
+def test_messages_made_together_are_the_ones_made_alone() -> None:
+    for method in (FedAPAExact(), FedAPAExact(blocks=True)):
+        case = Case(method)
+        state = case.usual().server
+        for i, down in zip((2, 0, 3), method.send_many(case.task, state, [2, 0, 3]), strict=True):
+            torch.testing.assert_close(down, method.send(case.task, state, i))
+
+
+def test_a_row_is_the_minimiser_of_the_proxy_with_models_held_still() -> None:
+    """No other row of the simplex is better, seen from the models instead of the gaps."""
+    method = replace(FedAPAExact(rule="fixed", ridge=0.0, share=0.0), keep=0.0)
+    case = Case(method)
+    server, _, ups = case.visits()
+    new = method.absorb(case.task, server, [0, 1, 2], [], ups)
+    theta, random = new["theta"].double(), torch.Generator().manual_seed(8)
+    for i in range(3):
+        best = float((theta[i] - new["A"][0, i].double() @ theta).square().sum())
+        others = torch.distributions.Dirichlet(torch.full((3,), 0.5)).sample((300,)).double()
+        whole = torch.zeros(300, 4, dtype=torch.float64)
+        whole[:, [j for j in range(4) if j != i]] = others
+        whole *= (new["heard"] > 0) | (torch.arange(4) == i)
+        whole = whole[whole.sum(1) > 0] / whole.sum(1, keepdim=True)[whole.sum(1) > 0]
+        assert random is not None
+        assert float((theta[i] - whole @ theta).square().sum(1).min()) >= best - 1e-6
