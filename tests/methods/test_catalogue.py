@@ -36,7 +36,7 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
 
 
 def test_eighteen_methods_their_variants_and_our_own() -> None:
-    variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact"}
+    variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
     assert len(METHODS.keys() - variants - ours) == 18
 
 

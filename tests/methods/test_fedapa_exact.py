@@ -100,13 +100,13 @@ def test_two_groups_are_found_and_shown() -> None:
     assert float(across.max()) < 1e-3
 
 
-def test_noise_is_half_the_squared_way_between_two_uploads() -> None:
+def test_noise_is_the_squared_way_between_two_uploads() -> None:
     method = FedAPAExact(rule="noise")
     task, state = start(method, 2, 4)
     state = absorb(method, task, state, {0: torch.tensor([2.0, 0, 0, 0]), 1: torch.tensor([0, 1.0, 0, 0])})
-    assert state["noise"].tolist() == [[2.0, 0.5]]
+    assert state["noise"].tolist() == [[4.0, 1.0]]
     state = absorb(method, task, state, {0: torch.tensor([2.0, 0, 0, 4.0])})
-    assert state["noise"].tolist() == [[(2.0 + 8.0) / 2, 0.5]]
+    assert state["noise"].tolist() == [[(4.0 + 16.0) / 2, 1.0]]
 
 
 def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:

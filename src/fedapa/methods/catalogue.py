@@ -85,6 +85,9 @@ METHODS: dict[str, Entry] = {
     "fedapa-exact": Entry(
         "FedAPA-exact", "fedapa_exact:FedAPAExact", 2026, "head", "own mixture of θ", "θ", "sun2025", 477.8
     ),
+    "fedapa-scored": Entry(
+        "FedAPA-scored", "fedapa_scored:FedAPAScored", 2026, "head", "two mixtures of θ", "θ, scores", "sun2025", 716.7
+    ),
 }
 
 

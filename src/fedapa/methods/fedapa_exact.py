@@ -104,7 +104,7 @@ class FedAPAExact(Method):
         if self.rule == "neighbour":
             return rows.priced(gaps, i, known, self.ridge, float(rows.nearest(gaps, i, known)) / 2)
         if self.rule == "noise":
-            moved = ahead[i] / 2
+            moved = ahead[i]
             noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
             new["noise"][block, i] = noise
             return rows.priced(gaps, i, known, self.ridge, float(noise))

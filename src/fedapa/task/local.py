@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
@@ -138,6 +140,16 @@ class Local:
         piece = Split(self.data.x[start : start + size], self.data.y[start : start + size])
         return replace(self, data=piece, calls=self.calls + 1000)
 
+    @contextmanager
+    def only(self, index: Tensor) -> Iterator[None]:
+        """Inside, the toolbox has these samples alone."""
+        whole = self.data
+        self.data = Split(whole.x[index], whole.y[index])
+        try:
+            yield
+        finally:
+            self.data = whole
+
     def batches(self, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
         """Indices of shuffled mini-batches; a client smaller than one batch uses all it has."""
         return self._epochs(self.random(), epochs, drop_last)
@@ -183,7 +195,7 @@ class Local:
         done = self.engine.train(
             Job(
                 self.task, loss, params, self._recall(memory, params), given or {}, carry or {}, self.data,
-                partial(self._indices, self.calls, epochs, steps),
+                partial(copy(self)._indices, self.calls, epochs, steps),  # a copy: its data stay what they are now
                 _per_name(training.lr if lr is None else lr, params),
                 training.momentum if momentum is None else momentum,
                 training.weight_decay if weight_decay is None else weight_decay,
