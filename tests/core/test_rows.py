@@ -100,6 +100,23 @@ def test_rows_are_the_minimisers(i: int, ridge: float) -> None:
         assert value(found.numpy()) <= general.fun + 1e-7 * abs(general.fun)
 
 
+def test_directions_are_taken_from_the_mean_of_those_heard_from() -> None:
+    theta, known = models(), torch.tensor([1.0, 1, 0, 1, 1, 0, 1])
+    ways = theta - theta[known > 0].mean(0)
+    torch.testing.assert_close(rows.lengths(gaps_of(theta), known), ways.square().sum(1))
+    torch.testing.assert_close(
+        rows.directions(gaps_of(theta), known), gaps_of(ways / ways.norm(dim=1, keepdim=True)), atol=1e-9, rtol=1e-9
+    )
+    stretched = theta[known > 0].mean(0) + ways * torch.where(known > 0, 1.0, 4.0)[:, None]
+    torch.testing.assert_close(rows.directions(gaps_of(stretched), known), rows.directions(gaps_of(theta), known))
+
+
+def test_without_a_way_there_is_no_direction() -> None:
+    assert rows.directions(torch.zeros(3, 3).double(), torch.ones(3)).tolist() == [[0, 2, 2], [2, 0, 2], [2, 2, 0]]
+    on_a_line = gaps_of(torch.tensor([[-1.0], [0.0], [1.0]]).double())
+    assert rows.directions(on_a_line, torch.ones(3)).tolist() == [[0, 2, 4], [2, 0, 2], [4, 2, 0]]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_names_of_clients_do_not_matter(seed: int) -> None:
     theta, order = models(seed), torch.randperm(M, generator=torch.Generator().manual_seed(seed))
@@ -122,7 +139,9 @@ def test_two_identical_groups_are_found_exactly() -> None:
     theta = torch.stack([first, second, first, second, second])
     gaps, known = gaps_of(theta), torch.ones(5)
     A = torch.stack([rows.of_others(gaps, i, known, 0.0) for i in range(5)])
-    expected = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0.5, 0.5], [1, 0, 0, 0, 0], [0, 0.5, 0, 0, 0.5], [0, 0.5, 0, 0.5, 0]])
+    expected = torch.tensor(
+        [[0, 0, 1, 0, 0], [0, 0, 0, 0.5, 0.5], [1, 0, 0, 0, 0], [0, 0.5, 0, 0, 0.5], [0, 0.5, 0, 0.5, 0]]
+    )
     torch.testing.assert_close(A, expected.double(), atol=1e-7, rtol=0)
     assert rows.groups(A).tolist() == [0, 1, 0, 1, 1]
 
@@ -137,6 +156,18 @@ def test_a_group_of_noisy_copies_is_averaged_and_nobody_else() -> None:
     torch.testing.assert_close(row, torch.tensor([0.25] * 4 + [0.0] * 3).double(), atol=0.03, rtol=0)
 
 
+def test_companions_are_before_the_largest_clear_jump() -> None:
+    gaps, known = gaps_of(torch.tensor([[0.0], [1.0], [1.5], [4.0], [5.0]]).double()), torch.ones(5)
+    # squared distances from client 0: 1, 2.25, 16, 25; the largest jump is 16 / 2.25 = 7.1
+    assert rows.companions(gaps, 0, known, 7.0).tolist() == [0, 1, 1, 0, 0]
+    assert rows.companions(gaps, 0, known, 7.2).tolist() == [1, 1, 1, 1, 1]
+    assert rows.companions(gaps, 0, torch.tensor([1.0, 0, 1, 1, 1]), 3.0).tolist() == [0, 0, 1, 0, 0]
+    assert rows.companions(gaps, 0, torch.tensor([1.0, 1, 0, 0, 0]), 3.0).tolist() == [1, 1, 0, 0, 0]
+    assert rows.companions(torch.zeros(3, 3).double(), 1, torch.ones(3), 3.0).tolist() == [1, 1, 1]
+    copies = gaps_of(torch.tensor([[0.0], [0.0], [0.0], [4.0]]).double())
+    assert rows.companions(copies, 0, torch.ones(4), 3.0).tolist() == [0, 1, 1, 0]
+
+
 def test_only_who_was_heard_from_is_mixed() -> None:
     gaps, known = gaps_of(models()), torch.tensor([1.0, 0, 1, 0, 0, 0, 0])
     assert rows.of_others(gaps, 0, known, 0.5).tolist() == [0, 0, 1, 0, 0, 0, 0]
@@ -147,7 +178,9 @@ def test_only_who_was_heard_from_is_mixed() -> None:
 
 
 def test_equal_models_and_no_noise_are_mixed_evenly() -> None:
-    assert torch.allclose(rows.priced(torch.zeros(4, 4).double(), 1, torch.ones(4), 0.0, 0.0), torch.full((4,), 0.25).double())
+    assert torch.allclose(
+        rows.priced(torch.zeros(4, 4).double(), 1, torch.ones(4), 0.0, 0.0), torch.full((4,), 0.25).double()
+    )
 
 
 def test_how_far_a_mixture_is_from_a_point() -> None:
@@ -164,5 +197,7 @@ def test_shares_and_collaborators() -> None:
 
 
 def test_groups_need_weight_on_both_sides() -> None:
-    one_sided = torch.tensor([[0.1, 0.9, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0.1, 0.9, 0], [0, 0, 0.45, 0.1, 0.45], [0, 0, 0, 0.9, 0.1]])
+    one_sided = torch.tensor(
+        [[0.1, 0.9, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0.1, 0.9, 0], [0, 0, 0.45, 0.1, 0.45], [0, 0, 0, 0.9, 0.1]]
+    )
     assert rows.groups(one_sided).tolist() == [0, 1, 2, 2, 2]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from fedapa.task.task import Task
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
-RULES = ("neighbour", "noise", "leave-one-out", "stability", "fixed")
+RULES = ("cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 
 
@@ -43,7 +42,7 @@ def start(method: FedAPAExact, clients: int, size: int) -> tuple[Flat, Tree]:
 
 def test_one_round_by_hand() -> None:
     """Clients 0, 1, 2 on a line at 0, 1 and 3: without a ridge client 0 mixes client 1 alone, half of it itself."""
-    method = FedAPAExact(rule="fixed", ridge=0.0, share=0.5, keep=0.5)
+    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.5, keep=0.5)
     task, server = start(method, 3, 1)
     new = absorb(method, task, server, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
     assert new["gaps"][0].tolist() == [[0, 1, 9], [1, 0, 4], [9, 4, 0]]
@@ -85,19 +84,50 @@ def test_a_server_that_is_given_away_is_changed_in_place() -> None:
     assert digest(donated) == digest(kept)
 
 
-def test_two_groups_are_found_and_shown() -> None:
-    method = FedAPAExact()
+def two_groups(method: FedAPAExact) -> Tree:
+    """Six clients, even and odd, that send noisy copies of two models for six rounds."""
     task, state = start(method, 6, 2000)
     random = torch.Generator().manual_seed(0)
     centres = torch.randn(2, 2000, generator=random)
     for _ in range(6):
         noisy = {i: centres[i % 2] + 0.2 * torch.randn(2000, generator=random) for i in range(6)}
         state = absorb(method, task, state, noisy)
-    seen = method.watch(state)
+    return method.watch(state)
+
+
+def test_two_groups_are_found_and_shown() -> None:
+    seen = two_groups(FedAPAExact(share=0.2))
+    assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert not seen["A"][::2, 1::2].any()
+    expected = 1 / (0.2125**2 + 2 * 0.39375**2)  # the self share is 0.2, and 1/64 of the rest is still the first row
+    assert seen["collaborators"].tolist() == pytest.approx([expected] * 6, abs=0.05)
+
+
+def test_the_price_that_the_nearest_neighbour_sets_averages_a_group() -> None:
+    seen = two_groups(FedAPAExact(rule="neighbour", ridge=0.0))
     assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1]
     assert seen["collaborators"].tolist() == pytest.approx([3.0] * 6, abs=0.1)
-    across = seen["A"][::2, 1::2]
-    assert float(across.max()) < 1e-3
+
+
+def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
+    method, evenly = FedAPAExact(keep=0.0), FedAPAExact(rule="fixed", keep=0.0)
+    task, state = start(method, 5, 2)
+    near = {i: torch.tensor([float(i), 0.0]) for i in range(5)}  # from client 0: 1, 4, 9, 16, no jump beyond 4
+    mild = FedAPAExact(keep=0.0, clear=4.5)
+    assert torch.equal(absorb(mild, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
+    assert not torch.equal(absorb(method, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
+    far = {**near, 4: torch.tensor([1000.0, 0.0])}
+    assert not absorb(mild, task, state, far)["A"][0, :4, 4].any()
+
+
+def test_the_measure_reaches_the_arithmetic() -> None:
+    method = FedAPAExact(rule="fixed", measure="direction", ridge=0.1, share=0.0, keep=0.0)
+    task, state = start(method, 4, 9)
+    ups = {i: torch.randn(9, generator=torch.Generator().manual_seed(i)) * (i + 1) for i in range(4)}
+    new = absorb(method, task, state, ups)
+    for i in range(4):
+        row = rows.of_others(rows.directions(new["gaps"][0], new["heard"]), i, new["heard"], 0.1)
+        torch.testing.assert_close(new["A"][0, i], row.float())
 
 
 def test_noise_is_the_squared_way_between_two_uploads() -> None:
@@ -110,7 +140,7 @@ def test_noise_is_the_squared_way_between_two_uploads() -> None:
 
 
 def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:
-    method = FedAPAExact(rule="leave-one-out")
+    method = FedAPAExact(rule="leave-one-out", measure="distance")
     task, state = start(method, 3, 1)
     state = absorb(method, task, state, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
     assert not state["errors"].any()
@@ -124,7 +154,7 @@ def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:
 
 
 def test_stability_raises_the_ridge_of_a_row_that_jumps() -> None:
-    method = FedAPAExact(rule="stability")
+    method = FedAPAExact(rule="stability", measure="distance")
     task, state = start(method, 3, 2)
     points = {0: torch.tensor([0.0, 0]), 1: torch.tensor([1.0, 0]), 2: torch.tensor([0, 5.0])}
     state = absorb(method, task, state, points)
@@ -189,17 +219,14 @@ def test_messages_made_together_are_the_ones_made_alone() -> None:
 
 def test_a_row_is_the_minimiser_of_the_proxy_with_models_held_still() -> None:
     """No other row of the simplex is better, seen from the models instead of the gaps."""
-    method = replace(FedAPAExact(rule="fixed", ridge=0.0, share=0.0), keep=0.0)
+    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.0, keep=0.0)
     case = Case(method)
     server, _, ups = case.visits()
     new = method.absorb(case.task, server, [0, 1, 2], [], ups)
-    theta, random = new["theta"].double(), torch.Generator().manual_seed(8)
+    theta = new["theta"].double()
     for i in range(3):
         best = float((theta[i] - new["A"][0, i].double() @ theta).square().sum())
-        others = torch.distributions.Dirichlet(torch.full((3,), 0.5)).sample((300,)).double()
-        whole = torch.zeros(300, 4, dtype=torch.float64)
-        whole[:, [j for j in range(4) if j != i]] = others
-        whole *= (new["heard"] > 0) | (torch.arange(4) == i)
-        whole = whole[whole.sum(1) > 0] / whole.sum(1, keepdim=True)[whole.sum(1) > 0]
-        assert random is not None
-        assert float((theta[i] - whole @ theta).square().sum(1).min()) >= best - 1e-6
+        others = [j for j in range(4) if j != i and new["heard"][j]]
+        tried = np.random.default_rng(i).dirichlet(np.full(len(others), 0.5), 300)
+        mixed = torch.from_numpy(tried) @ theta[others]
+        assert float((theta[i] - mixed).square().sum(1).min()) >= best - 1e-6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from three_clients import make_data, make_task, net
+from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split

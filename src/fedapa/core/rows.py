@@ -21,6 +21,32 @@ def around(gaps: Tensor, i: int) -> Tensor:
     return (gaps[i] + gaps[i, :, None] - gaps) / 2
 
 
+def lengths(gaps: Tensor, known: Tensor) -> Tensor:
+    """[M] the squared distance of every model to the mean of those heard from."""
+    return _centred(gaps, known).diagonal().clamp(min=0)
+
+
+def directions(gaps: Tensor, known: Tensor) -> Tensor:
+    """Squared distances between directions: every model's way from the mean of those heard from, made one long.
+
+    Clients that take more steps go further, and distances then say who trained much and not who learnt the same. A
+    model that is the mean itself has no direction: it is as far from every other one as two at right angles are.
+    """
+    inner = _centred(gaps, known)
+    length = inner.diagonal().clamp(min=0).sqrt()
+    scale = length[:, None] * length
+    small = scale <= torch.finfo(torch.float32).eps * gaps.max()
+    found = (2 - 2 * torch.where(small, 0.0, inner / scale.masked_fill(small, 1.0))).clamp(min=0)
+    return found.fill_diagonal_(0)
+
+
+def _centred(gaps: Tensor, known: Tensor) -> Tensor:
+    """The Gram matrix around the mean of the models that are known."""
+    share = known.double() / known.sum().clamp(min=1)
+    to_mean = gaps @ share
+    return (to_mean[:, None] + to_mean - gaps - share @ to_mean) / 2
+
+
 def spread(gaps: Tensor, i: int, known: Tensor) -> Tensor:
     """The mean squared distance from client i to the others: the unit of its ridge."""
     others = _others(known, i)
@@ -31,6 +57,20 @@ def nearest(gaps: Tensor, i: int, known: Tensor) -> Tensor:
     """The squared distance from client i to the closest other one."""
     others = _others(known, i)
     return gaps[i, others].min() if len(others) else gaps.new_zeros(())
+
+
+def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
+    """[M] who is on client i's side of the largest jump in its squared distances, if that is ``clear`` times or more.
+
+    Without a clear jump everybody known is. Distances within a group and across differ by a factor; distances that just
+    vary do not jump.
+    """
+    others = _others(known, i)
+    near, order = gaps[i, others].sort(stable=True)
+    jumps = near[1:] / near[:-1].clamp(min=torch.finfo(torch.float32).eps * float(gaps.max()))
+    if not len(jumps) or jumps.max() < clear:
+        return known
+    return torch.zeros_like(known).index_fill(0, others[order[: int(jumps.argmax()) + 1]], 1)
 
 
 def of_others(gaps: Tensor, i: int, known: Tensor, ridge: float) -> Tensor:

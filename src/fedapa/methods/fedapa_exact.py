@@ -27,7 +27,8 @@ from fedapa.methods.method import Method, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Task, cross_entropy
 
-Rule = Literal["neighbour", "noise", "leave-one-out", "stability", "fixed"]
+Rule = Literal["cut", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
+Measure = Literal["direction", "distance"]
 RIDGES, SHARES = (0.03, 0.1, 0.3, 1.0, 3.0), (0.0, 0.25, 0.5, 0.75)  # what leave-one-out chooses from
 CANDIDATES = list(product(RIDGES, SHARES))
 STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal change of a row, steps and range of lambda
@@ -37,9 +38,11 @@ STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal ch
 class FedAPAExact(Method):
     together: ClassVar[bool] = True
 
-    rule: Rule = hyper("neighbour", "how ridge and self share of every client are found")
-    ridge: float = hyper(0.0, "lambda in units of the mean squared distance to others", 0.0)
-    share: float = hyper(0.2, "self share under the rules fixed and stability", 0.0, 1.0)
+    rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
+    measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
+    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut)", 1.0)
+    ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
+    share: float = hyper(0.2, "self share (cut, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
 
@@ -100,32 +103,48 @@ class FedAPAExact(Method):
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
-        gaps, known = new["gaps"][block], new["heard"]
+        gaps, known = self._measured(new, block), new["heard"]
+        if self.rule in ("neighbour", "noise"):
+            return rows.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
+        if self.rule == "cut":
+            known = rows.companions(gaps, i, known, self.clear)
+        ridge, share = self._ridge_and_share(old, new, block, i, ahead)
+        return rows.shared(rows.of_others(gaps, i, known, ridge), i, share)
+
+    def _measured(self, server: Tree, block: int) -> Tensor:
+        gaps: Tensor = server["gaps"][block]
+        return gaps if self.measure == "distance" else rows.directions(gaps, server["heard"])
+
+    def _noise(self, old: Tree, new: Tree, block: int, i: int, moved: Tensor) -> float:
+        """V_i: half the way to the nearest other model, or how far its own moved since the last visit, averaged."""
         if self.rule == "neighbour":
-            return rows.priced(gaps, i, known, self.ridge, float(rows.nearest(gaps, i, known)) / 2)
-        if self.rule == "noise":
-            moved = ahead[i]
-            noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
-            new["noise"][block, i] = noise
-            return rows.priced(gaps, i, known, self.ridge, float(noise))
-        if self.rule == "leave-one-out":
-            if old["heard"][i]:
-                new["errors"][block, i] = (old["errors"][block, i] + self._errors(old, block, i, ahead)) / 2
-            ridge, share = CANDIDATES[int(new["errors"][block, i].argmin())]
-            return rows.shared(rows.of_others(gaps, i, known, ridge), i, share)
+            return float(rows.nearest(self._measured(new, block), i, new["heard"])) / 2
+        new["noise"][block, i] = noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
+        unit = 1.0 if self.measure == "distance" else rows.lengths(new["gaps"][block], new["heard"])[i]
+        return float(noise / unit) if unit > 0 else 0.0
+
+    def _ridge_and_share(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> tuple[float, float]:
+        """lambda_i and mu_i: as set, by the errors of predictions, or by how much the row jumps."""
+        if self.rule in ("cut", "fixed"):
+            return self.ridge, self.share
         if self.rule == "stability":
-            ridge = float(old["ridges"][block, i])
-            row = rows.of_others(gaps, i, known, ridge)
-            change = (row - rows.of_others(old["gaps"][block], i, old["heard"], ridge)).abs().sum() / 2
-            ridge = min(max(ridge * (FACTOR if change > STABLE else 1 / FACTOR), STEEPEST), FLATTEST)
-            new["ridges"][block, i] = ridge
-            return rows.shared(rows.of_others(gaps, i, known, ridge), i, self.share)
-        return rows.shared(rows.of_others(gaps, i, known, self.ridge), i, self.share)
+            new["ridges"][block, i] = ridge = self._steadied(old, new, block, i)
+            return ridge, self.share
+        if old["heard"][i]:
+            new["errors"][block, i] = (old["errors"][block, i] + self._errors(old, block, i, ahead)) / 2
+        return CANDIDATES[int(new["errors"][block, i].argmin())]
+
+    def _steadied(self, old: Tree, new: Tree, block: int, i: int) -> float:
+        """A larger ridge for a row that changed much since the last round, a smaller one for a row that did not."""
+        ridge = float(old["ridges"][block, i])
+        then, now = (rows.of_others(self._measured(tree, block), i, tree["heard"], ridge) for tree in (old, new))
+        jumps = float((now - then).abs().sum()) / 2 > STABLE
+        return min(max(ridge * FACTOR if jumps else ridge / FACTOR, STEEPEST), FLATTEST)
 
     def _errors(self, old: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """[G] how far every candidate's mixture of the last round's models was from what the client sends now."""
         gaps, known = old["gaps"][block], old["heard"]
-        steep = {ridge: rows.of_others(gaps, i, known, ridge) for ridge in RIDGES}
+        steep = {ridge: rows.of_others(self._measured(old, block), i, known, ridge) for ridge in RIDGES}
         found = [rows.miss(rows.shared(steep[ridge], i, share), ahead, gaps) for ridge, share in CANDIDATES]
         return torch.stack(found) / rows.spread(gaps, i, known).clamp(min=torch.finfo(gaps.dtype).tiny)
 

@@ -11,8 +11,8 @@ Up      theta_i, and the G losses
 Server  A as in FedAPA-exact; losses_i <- (losses_i + new) / 2
 
 Notes:
-- All mixtures between two are on a line, so that two models down are enough for five candidates: 716.7 KiB per client and
-  round for LeNet-5 instead of 477.8.
+- All mixtures between two are on a line, so that two models down are enough for five candidates: 716.7 KiB per client
+  and round for LeNet-5 instead of 477.8.
 - The held-out samples are the same in every round (drawn by seed and client), or their score would mean nothing. A
   client with one sample trains and scores on it.
 - Before the first score all losses are 0 and c = 0, which is FedAPA-exact's row.
