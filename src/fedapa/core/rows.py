@@ -67,7 +67,8 @@ def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
     """
     others = _others(known, i)
     near, order = gaps[i, others].sort(stable=True)
-    jumps = near[1:] / near[:-1].clamp(min=torch.finfo(torch.float32).eps * float(gaps.max()))
+    rounding = torch.finfo(torch.float32).eps * gaps.max().clamp(min=torch.finfo(torch.float32).tiny)
+    jumps = near[1:] / near[:-1].clamp(min=float(rounding))
     if not len(jumps) or jumps.max() < clear:
         return known
     return torch.zeros_like(known).index_fill(0, others[order[: int(jumps.argmax()) + 1]], 1)

@@ -5,9 +5,26 @@ Server: theta [M, P], A [L, M, M], and gaps [L, M, M], all squared distances |th
 Down    theta_bar_i = sum_j a_ij theta_j                                                        (FedAPA's Eq. 5)
 Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
 Up      theta_i                                                        messages, bytes and client code are FedAPA's
-Server  row_i = argmin over the simplex of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2,
-        which is a small quadratic program in the gaps (core.rows);  A_i <- keep A_i + (1 - keep) row_i
+Server  C_i = the clients before the largest jump in i's sorted gaps, if it is a factor ``clear`` or more; else all
+        b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
+        s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
 
+The program is a' K a with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other rules,
+kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
+- ``fixed``: no cut. lambda -> infinity mixes all others evenly, mu = 1 is local training.
+- ``neighbour`` and ``noise``: a_i free, at a price: argmin of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2 over
+  the whole simplex, V_i half the gap to the nearest other model, or the mean squared way between two uploads.
+- ``leave-one-out``: lambda and mu from a grid, by how well last round's mixtures predicted what the client sends now.
+- ``stability``: lambda grows while the row jumps from round to round and shrinks while it does not.
+- ``measure = "direction"``: gaps between unit vectors from the mean of all models instead of between models.
+
+Notes:
+- Rows change only for clients that answered. Who was never heard from is mixed by nobody and keeps e_i.
+- ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
+- ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
+- Statistics of BatchNorm are mixed with their layer and not measured.
+- Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
+- Evaluated: [theta_i; phi_i] after local training, as FedAPA; runs also record [theta_bar_i; phi_i].
 """
 
 from __future__ import annotations
