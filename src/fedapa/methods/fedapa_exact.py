@@ -9,8 +9,8 @@ Server  C_i = the clients before the largest jump in i's sorted gaps, if it is a
         b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
         s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
 
-The program is a' K a with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other rules,
-kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
+The program is b' K b with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other
+rules, kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
 - ``fixed``: no cut. lambda -> infinity mixes all others evenly, mu = 1 is local training.
 - ``neighbour`` and ``noise``: a_i free, at a price: argmin of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2 over
   the whole simplex, V_i half the gap to the nearest other model, or the mean squared way between two uploads.
