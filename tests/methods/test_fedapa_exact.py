@@ -96,7 +96,7 @@ def two_groups(method: FedAPAExact) -> Tree:
 
 
 def test_two_groups_are_found_and_shown() -> None:
-    seen = two_groups(FedAPAExact(share=0.2))
+    seen = two_groups(FedAPAExact(share=0.2, patience=0))
     assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1]
     assert not seen["A"][::2, 1::2].any()
     expected = 1 / (0.2125**2 + 2 * 0.39375**2)  # the self share is 0.2, and 1/64 of the rest is still the first row
@@ -110,14 +110,27 @@ def test_the_price_that_the_nearest_neighbour_sets_averages_a_group() -> None:
 
 
 def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
-    method, evenly = FedAPAExact(keep=0.0), FedAPAExact(rule="fixed", keep=0.0)
+    method, evenly = FedAPAExact(keep=0.0, patience=0), FedAPAExact(rule="fixed", keep=0.0)
     task, state = start(method, 5, 2)
     near = {i: torch.tensor([float(i), 0.0]) for i in range(5)}  # from client 0: 1, 4, 9, 16, no jump beyond 4
-    mild = FedAPAExact(keep=0.0, clear=4.5)
+    mild = FedAPAExact(keep=0.0, patience=0, clear=4.5)
     assert torch.equal(absorb(mild, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     assert not torch.equal(absorb(method, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     far = {**near, 4: torch.tensor([1000.0, 0.0])}
     assert not absorb(mild, task, state, far)["A"][0, :4, 4].any()
+
+
+def test_nobody_is_cut_off_before_a_client_was_heard_often_enough() -> None:
+    method = FedAPAExact(keep=0.0, patience=2)
+    task, state = start(method, 4, 1)
+    ups = {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([1.2]), 3: torch.tensor([90.0])}
+    for _ in range(2):
+        state = absorb(method, task, state, ups)
+        assert bool(state["A"][0, 0, 3])
+    state = absorb(method, task, state, {0: ups[0]})
+    assert not state["A"][0, 0, 3]
+    assert bool(state["A"][0, 1, 3])  # heard from twice only
+    assert state["heard"].tolist() == [3, 2, 2, 2]
 
 
 def test_the_measure_reaches_the_arithmetic() -> None:
@@ -126,7 +139,8 @@ def test_the_measure_reaches_the_arithmetic() -> None:
     ups = {i: torch.randn(9, generator=torch.Generator().manual_seed(i)) * (i + 1) for i in range(4)}
     new = absorb(method, task, state, ups)
     for i in range(4):
-        row = rows.of_others(rows.directions(new["gaps"][0], new["heard"]), i, new["heard"], 0.1)
+        known = new["heard"] > 0
+        row = rows.of_others(rows.directions(new["gaps"][0], known), i, known, 0.1)
         torch.testing.assert_close(new["A"][0, i], row.float())
 
 
@@ -145,7 +159,7 @@ def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:
     state = absorb(method, task, state, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
     assert not state["errors"].any()
     new = absorb(method, task, state, {0: torch.tensor([0.4])})
-    known, gaps = state["heard"], state["gaps"][0]
+    known, gaps = state["heard"] > 0, state["gaps"][0]
     theta = torch.tensor([0.0, 1.0, 3.0]).double()
     for k, (ridge, share) in enumerate(CANDIDATES):
         row = rows.shared(rows.of_others(gaps, 0, known, ridge), 0, share)

@@ -5,7 +5,8 @@ Server: theta [M, P], A [L, M, M], and gaps [L, M, M], all squared distances |th
 Down    theta_bar_i = sum_j a_ij theta_j                                                        (FedAPA's Eq. 5)
 Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
 Up      theta_i                                                        messages, bytes and client code are FedAPA's
-Server  C_i = the clients before the largest jump in i's sorted gaps, if it is a factor ``clear`` or more; else all
+Server  C_i = the clients before the largest jump in i's sorted gaps, if it is a factor ``clear`` or more and i was
+        heard from more than ``patience`` times; else all
         b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
         s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
 
@@ -58,6 +59,7 @@ class FedAPAExact(Method):
     rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
     measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
     clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut)", 1.0)
+    patience: int = hyper(5, "uploads of a client that are mixed broadly before its collaborators are cut (cut)", 0)
     ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
     share: float = hyper(0.2, "self share (cut, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
@@ -70,7 +72,7 @@ class FedAPAExact(Method):
             "theta": theta.expand(M, -1),
             "A": torch.eye(M).repeat(L, 1, 1),
             "gaps": torch.zeros(L, M, M, dtype=torch.float64),
-            "heard": torch.zeros(M),
+            "heard": torch.zeros(M),  # how often
         }
         return server | self._memory(L, M), {"theta": theta, "phi": phi}
 
@@ -100,7 +102,7 @@ class FedAPAExact(Method):
         new = {key: value.clone() for key, value in server.items() if key != "theta"} | {"theta": theta}
         new["gaps"][:, own] = fresh
         new["gaps"][:, :, own] = fresh.transpose(1, 2)
-        new["heard"][own] = 1.0
+        new["heard"][own] += 1.0
         for block in range(len(ahead)):
             for k, i in enumerate(ids):
                 row = self._row(server, new, block, i, ahead[block, k])
@@ -120,24 +122,24 @@ class FedAPAExact(Method):
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
-        gaps, known = self._measured(new, block), new["heard"]
+        gaps, known = self._measured(new, block), new["heard"] > 0
         if self.rule in ("neighbour", "noise"):
             return rows.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
-        if self.rule == "cut":
+        if self.rule == "cut" and new["heard"][i] > self.patience:
             known = rows.companions(gaps, i, known, self.clear)
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
         return rows.shared(rows.of_others(gaps, i, known, ridge), i, share)
 
     def _measured(self, server: Tree, block: int) -> Tensor:
         gaps: Tensor = server["gaps"][block]
-        return gaps if self.measure == "distance" else rows.directions(gaps, server["heard"])
+        return gaps if self.measure == "distance" else rows.directions(gaps, server["heard"] > 0)
 
     def _noise(self, old: Tree, new: Tree, block: int, i: int, moved: Tensor) -> float:
         """V_i: half the way to the nearest other model, or how far its own moved since the last visit, averaged."""
         if self.rule == "neighbour":
-            return float(rows.nearest(self._measured(new, block), i, new["heard"])) / 2
+            return float(rows.nearest(self._measured(new, block), i, new["heard"] > 0)) / 2
         new["noise"][block, i] = noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
-        unit = 1.0 if self.measure == "distance" else rows.lengths(new["gaps"][block], new["heard"])[i]
+        unit = 1.0 if self.measure == "distance" else rows.lengths(new["gaps"][block], new["heard"] > 0)[i]
         return float(noise / unit) if unit > 0 else 0.0
 
     def _ridge_and_share(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> tuple[float, float]:
@@ -154,13 +156,13 @@ class FedAPAExact(Method):
     def _steadied(self, old: Tree, new: Tree, block: int, i: int) -> float:
         """A larger ridge for a row that changed much since the last round, a smaller one for a row that did not."""
         ridge = float(old["ridges"][block, i])
-        then, now = (rows.of_others(self._measured(tree, block), i, tree["heard"], ridge) for tree in (old, new))
+        then, now = (rows.of_others(self._measured(tree, block), i, tree["heard"] > 0, ridge) for tree in (old, new))
         jumps = float((now - then).abs().sum()) / 2 > STABLE
         return min(max(ridge * FACTOR if jumps else ridge / FACTOR, STEEPEST), FLATTEST)
 
     def _errors(self, old: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """[G] how far every candidate's mixture of the last round's models was from what the client sends now."""
-        gaps, known = old["gaps"][block], old["heard"]
+        gaps, known = old["gaps"][block], old["heard"] > 0
         steep = {ridge: rows.of_others(self._measured(old, block), i, known, ridge) for ridge in RIDGES}
         found = [rows.miss(rows.shared(steep[ridge], i, share), ahead, gaps) for ridge, share in CANDIDATES]
         return torch.stack(found) / rows.spread(gaps, i, known).clamp(min=torch.finfo(gaps.dtype).tiny)

@@ -52,7 +52,7 @@ class FedAPAScored(Method):
         return {**server, "losses": torch.zeros(task.clients, len(STEPS))}, client
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        ends = torch.stack([server["A"][0, i], rows.even(i, server["heard"]).float()])
+        ends = torch.stack([server["A"][0, i], rows.even(i, server["heard"] > 0).float()])
         return {"ends": torch.stack(weights.mix(ends, server["theta"])), "losses": server["losses"][i].clone()}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
@@ -77,7 +77,7 @@ class FedAPAScored(Method):
 
     def watch(self, server: Tree) -> Tree:
         c = STEPS[server["losses"].argmin(1)][:, None]
-        even = torch.stack([rows.even(i, server["heard"]) for i in range(len(c))]).float()
+        even = torch.stack([rows.even(i, server["heard"] > 0) for i in range(len(c))]).float()
         A = (1 - c) * server["A"][0] + c * even
         return {"A": A, "collaborators": rows.collaborators(A), "groups": rows.groups(A), "dial": c[:, 0]}
 
