@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapa.data.federated import Federated, _set_aside, federate, from_arrays, warnings
+from fedapa.data.federated import Federated, federate, from_arrays, set_aside, warnings
 from fedapa.data.partition import Partition, fingerprint, split
 from fedapa.data.sources import Dataset, load
 from fedapa.errors import InputError
@@ -81,7 +81,7 @@ def test_validation_of_one_client_does_not_depend_on_the_others(digits: Dataset)
 )
 def test_what_is_set_aside(y: list[int], share: float, seed: int) -> None:
     labels = np.array(y)
-    mask = _set_aside(labels, share, np.random.default_rng(seed))
+    mask = set_aside(labels, share, np.random.default_rng(seed))
     assert not mask.all()
     assert mask.any() == (len(y) > 1)
     if 1 <= round(share * len(y)) < len(y):

@@ -178,3 +178,13 @@ def test_a_data_folder_that_is_a_file(site: Site, tmp_path: Path, monkeypatch: p
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InputError, match="cannot be created"):
         fetch("cifar10", tmp_path / "file", progress=False)
+
+
+def test_files_of_sites_are_fetched_one_by_one(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = b"50,1,2,130,240,0,0,150,0,0,?,?,?,1\n"
+    items = tuple(site.offer(Path(url).name, row) for url in SOURCES["heart-disease"].urls)
+    files.shrink(monkeypatch, "heart-disease", 4, 0, downloads=items)
+    folder = fetch("heart-disease", tmp_path / "data", progress=False)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(item.file_name for item in items)
+    fetch("heart-disease", tmp_path / "data", progress=False)
+    assert len(site.served) == 4

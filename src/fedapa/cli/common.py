@@ -55,7 +55,7 @@ def check_data(configs: Iterable[Config]) -> None:
 
     seen = set()
     for config in configs:
-        if (key := (config.data.source, config.data.data_dir)) not in seen:
+        if (key := (config.data.source, config.data.data_dir, repr(config.sites))) not in seen:
             seen.add(key)
             load_data(config, config.seeds[0])
 

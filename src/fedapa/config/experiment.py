@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,6 +14,8 @@ from fedapa.config.schema import Config
 from fedapa.data import partition as partitions
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
+from fedapa.data.sites import Own, Sites
+from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
@@ -111,7 +114,7 @@ def execute(
         "rounds": str(config.run.rounds),
         "evaluated": parts.method.evaluated,
         "partition": parts.data.fingerprint,
-        "source": config.data.source,
+        "source": parts.data.name,
     }
     run = config.run
     workers = run.workers if workers is None else workers
@@ -120,7 +123,21 @@ def execute(
 
 def load_data(config: Config, seed: int) -> Federated:
     """The federated data of one allocation; the seed decides who gets what."""
+    if config.sites is not None:
+        return load_own(config, seed).data
     return _load_data(config.data.model_dump_json(), seed)
+
+
+def load_own(config: Config, seed: int) -> Own:
+    """Data of the config's own sites; the seed decides which rows test."""
+    if config.sites is None:
+        raise InputError("this config has no section [sites]", "`fedapa data inspect FILE --label COLUMN` writes one")
+    return _load_own(config.sites.model_dump_json(), config.data.data_dir, seed)
+
+
+@lru_cache(maxsize=2)
+def _load_own(text: str, data_dir: str | None, seed: int) -> Own:
+    return assemble_sites(Sites(**json.loads(text)), seed, None if data_dir is None else Path(data_dir))
 
 
 @lru_cache(maxsize=2)

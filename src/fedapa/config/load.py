@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -34,7 +34,7 @@ def load(source: str, changes: Iterable[str | Change] = ()) -> Config:
     text, name, raw = parse(source)
     if "scenario" in raw:
         raise InputError(f"{name} has several scenarios", f"`fedapa sweep {source}` runs such a file")
-    return check(raw, text, name, apply(raw, changes))
+    return beside(check(raw, text, name, apply(raw, changes)), source)
 
 
 def parse(source: str) -> tuple[str, str, dict[str, Any]]:
@@ -65,12 +65,29 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
         path = tuple(step for step in first["loc"] if isinstance(step, str | int))
         raise _located(text, name, origin, path, *_explain(first, path)) from None
     _check_methods(config, text, name, origin)
+    if config.sites is not None and raw.get("data", {}).keys() - {"data_dir"}:
+        hint = "take one of the two out; [sites] is for data of your own"
+        raise _located(text, name, origin, ("data",), "[data] and [sites] exclude each other", hint)
     return config
+
+
+def beside(config: Config, source: str) -> Config:
+    """Files of sites are looked for beside the config that names them."""
+    if config.sites is None:
+        return config
+    base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
+    found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
+    if config.sites.schema_file is not None:
+        found["schema_file"] = str(base / Path(config.sites.schema_file).expanduser())
+    return config.model_copy(update={"sites": config.sites.model_copy(update=found)})
 
 
 def dump(config: Config) -> str:
     """The whole config as TOML, defaults included."""
-    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+    found = _without_none(config.model_dump(mode="json"))
+    if config.sites is not None:
+        found["data"] = {key: value for key, value in found["data"].items() if key == "data_dir"}
+    return tomli_w.dumps(found)
 
 
 def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
@@ -158,6 +175,7 @@ def _legal_keys(path: Path_) -> list[str]:
     here: type[BaseModel] = Config
     for step in path:
         inner = here.model_fields[str(step)].annotation
+        inner = next((part for part in get_args(inner) if part is not type(None)), inner)  # X | None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         here = inner

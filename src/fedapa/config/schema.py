@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedapa.data.missing import MISSING
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]
@@ -14,6 +17,10 @@ def _as_range(value: Any) -> Any:
     """One share stands for a fixed participation."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value, value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -53,6 +60,67 @@ class DataConfig(Section):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
+def _by_name(value: Any) -> Any:
+    """A list of files stands for sites that are called like their files."""
+    if not isinstance(value, list) or not all(isinstance(file, str) for file in value):
+        return value
+    names = [Path(file).stem for file in value]
+    if len(set(names)) < len(names):
+        raise ValueError('two files have one name; write { north = "a/data.csv", south = "b/data.csv" }')
+    return dict(zip(names, value, strict=True))
+
+
+def _merged(value: Any) -> Any:
+    """A list of classes stands for classes that are called like their labels."""
+    if isinstance(value, list):
+        return {str(label): [label] for label in value}
+    return value
+
+
+def _texts(value: Any) -> Any:
+    """Cells are texts: a number in a list of values is the text of it."""
+    if isinstance(value, dict):
+        return {key: _texts(inner) for key, inner in value.items()}
+    return [str(item) for item in value] if isinstance(value, list) else value
+
+
+Values = Annotated[dict[str, list[str]], BeforeValidator(_texts)]
+Size = Annotated[int, Field(ge=1, le=4096)]
+
+
+class SitesConfig(Section):
+    """Own data, one client per site; takes the place of [data], of which data_dir alone stays."""
+
+    files: Annotated[dict[str, str], BeforeValidator(_by_name)] = Field(
+        default_factory=dict, description="files or image folders: a list, or { name = file }; relative to the config"
+    )
+    source: str | None = Field(None, description="built-in sites instead of files: heart-disease")
+    site_column: str | None = Field(None, description="column that names the site, where one file holds all sites")
+    label: str = Field("label", description="column to predict")
+    classes: Annotated[Values | None, BeforeValidator(_merged)] = Field(
+        None, description="classes in order: a list of labels, or { name = [labels] } to merge some"
+    )
+    drop: list[str] = Field(default_factory=list, description="columns to leave out")
+    categories: list[str] = Field(default_factory=list, description="columns whose numbers are codes")
+    missing: list[str] = Field(default_factory=lambda: list(MISSING), description="texts that mean a missing value")
+    missing_values: Values = Field(default_factory=dict, description="more of them for one column: { chol = [0] }")
+    header: list[str] = Field(default_factory=list, description="names of the columns of files without a header")
+    encoding: str = Field("utf-8", description="of text files")
+    image_column: str | None = Field(None, description="column of image files, relative to the table")
+    image_size: Annotated[tuple[Size, Size] | None, BeforeValidator(_as_pair)] = Field(
+        None, description="[height, width] that all images are brought to"
+    )
+    split: Literal["stratified", "group", "time"] = Field("stratified", description="how test rows are chosen")
+    split_column: str | None = Field(None, description="column to split by: group or time")
+    test: float = Field(0.25, gt=0, lt=1, description="share of every site's rows kept for testing")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of the train rows held out to select a round")
+    scaling: Literal["local", "federated"] = Field("local", description="scales of columns: own, or from summed sums")
+    duplicates: Literal["together", "keep", "refuse"] = Field(
+        "together", description="equal rows: on one side of the split, wherever they fall, or an error"
+    )
+    schema_file: str | None = Field(None, description="agreed schema.json of a federation")
+
+
 class ModelConfig(Section):
     name: str = Field("lenet5", description="see `fedapa ls models`, or package.module:function")
     head: str = Field("head", description="name of the submodule that stays private")
@@ -90,6 +158,7 @@ class Config(Section):
     )
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default_factory=lambda: [0], min_length=1)
     data: DataConfig = DataConfig()
+    sites: SitesConfig | None = None
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()

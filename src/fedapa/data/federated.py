@@ -63,7 +63,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     check_fits(partition, len(dataset.y_train), len(dataset.y_test))
     _check_nobody_empty(partition)
     aside = [
-        _set_aside(dataset.y_train[index], validation, np.random.default_rng([seed, i]))
+        set_aside(dataset.y_train[index], validation, np.random.default_rng([seed, i]))
         for i, index in enumerate(partition.train)
     ]
     train = [index[~mask] for index, mask in zip(partition.train, aside, strict=True)]
@@ -113,7 +113,7 @@ def _take(x: npt.NDArray[np.uint8], y: Index, index: Index) -> Split:
     return Split(torch.from_numpy(x[index]), torch.from_numpy(y[index]))
 
 
-def _set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Mask of a share of the samples: evenly spaced in a shuffled list sorted by class.
 
     Every class then loses its share to within one sample. Train keeps at least one sample, and

@@ -35,12 +35,12 @@ class Dataset:
 
 
 class Layout(NamedTuple):
-    """One way in which a data set may lie on disk."""
+    """One way in which a data set may lie on disk; a data set of sites needs no ``read``."""
 
     folder: str  # below the data folder, or absolute
     train: tuple[str, ...]
     test: tuple[str, ...]
-    read: Callable[[SourceInfo, Sequence[Path], int], Examples]
+    read: Callable[[SourceInfo, Sequence[Path], int], Examples] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class SourceInfo:
     train: int
     test: int
     class_names: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     layouts: tuple[Layout, ...] = ()  # none: the data set comes with a library
     downloads: tuple[Download, ...] = ()
+    sites: tuple[str, ...] = ()  # a data set that comes dealt to clients: their names
 
     @property
     def classes(self) -> int:
@@ -71,6 +72,8 @@ class SourceInfo:
 def load(name: str, data_dir: Path | None = None) -> Dataset:
     """Read a data set, from scikit-learn (digits) or from its files in the data folder."""
     info = source(name)
+    if info.sites:
+        raise InputError(f"{name} comes in sites and is not dealt to clients", f'write [sites] source = "{name}"')
     if not info.layouts:
         return _dataset(info, *readers().digits())
     folder, layout = _located(info, data_folder(data_dir))
@@ -80,6 +83,7 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
 
 
 def _read(info: SourceInfo, layout: Layout, folder: Path, files: Sequence[str], count: int) -> Examples:
+    assert layout.read is not None
     try:
         return layout.read(info, [_on_disk(folder, file) for file in files], count)
     except InputError as error:
@@ -97,6 +101,11 @@ def source(name: str) -> SourceInfo:
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder that was asked for, else FEDAPA_DATA, else ~/.cache/fedapa."""
     return Path(explicit or os.environ.get("FEDAPA_DATA") or "~/.cache/fedapa").expanduser()
+
+
+def locate(name: str, data_dir: Path | None = None) -> Path:
+    """The folder where all files of a data set are."""
+    return _located(source(name), data_folder(data_dir))[0]
 
 
 def is_present(name: str, data_dir: Path | None = None) -> bool:
@@ -165,13 +174,21 @@ def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Pat
     folder = base / info.layouts[0].folder
     for item in info.downloads:
         download(item, folder, progress)
-    load(name, base)
+    _check(info, base)
     return folder
+
+
+def _check(info: SourceInfo, base: Path) -> None:
+    """Read all of it once: what can be read is sound."""
+    if info.sites:
+        import_module("fedapa.data.sites").read_source(info.name, base)
+    else:
+        load(info.name, base)
 
 
 def _is_sound(name: str, base: Path) -> bool:
     try:
-        load(name, base)
+        _check(source(name), base)
     except InputError:
         return False
     return True
@@ -199,6 +216,16 @@ _FMNIST_FOLDERS = (
 )
 _FMNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+_HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
+_HEART_SITES = ("cleveland", "hungarian", "switzerland", "va")
+_HEART_FILES = tuple(f"processed.{site}.data" for site in _HEART_SITES)
+_HEART_FOLDERS = ("heart-disease", "heart_disease", "heart+disease", ".")
+_HEART_MD5 = (
+    "2d91a8ff69cfd9616aa47b59d6f843db",
+    "22e96bee155b5973568101c93b3705f6",
+    "9a87f7577310b3917730d06ba9349e20",
+    "4249d03ca7711e84f4444768c9426170",
+)
 _FMNIST_CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
@@ -289,6 +316,19 @@ SOURCES: dict[str, SourceInfo] = {
                 ),
             ),
             downloads=(Download(f"{_CIFAR_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        ),
+        SourceInfo(
+            "heart-disease",
+            "heart disease at four hospitals: 13 columns, missing values; use it as [sites] source",
+            train=920,
+            test=0,
+            class_names=("healthy", "disease"),
+            shape=(13,),
+            layouts=tuple(Layout(folder, _HEART_FILES, ()) for folder in _HEART_FOLDERS),
+            downloads=tuple(
+                Download(f"{_HEART_URL}/{file}", md5) for file, md5 in zip(_HEART_FILES, _HEART_MD5, strict=True)
+            ),
+            sites=_HEART_SITES,
         ),
     )
 }

@@ -1,0 +1,268 @@
+"""What a row of a table becomes as numbers: agreed by all sites, stored as JSON with every model.
+
+The *layout* (columns, kinds, levels, which columns get a missing-value indicator, classes) must be the same at all
+sites, or their models could not be mixed. The *scaling* (mean and standard deviation of every numeric column) is
+fitted by each site on its own train rows, or agreed from sums that the sites exchange.
+
+The result equals scikit-learn's StandardScaler (which skips missing values), then SimpleImputer with the constant 0,
+MissingIndicator and OneHotEncoder(handle_unknown="ignore"); as JSON it needs neither pickle nor scikit-learn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapa.data.tables import Cells, Table, as_number, no_such_column
+from fedapa.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+FORMAT = "fedapa-schema-1"
+MOST_LEVELS = 100
+MOSTLY = 0.8  # a column with this share of numbers is meant to be numeric
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    kind: Literal["number", "category"]
+    levels: tuple[str, ...] = ()  # of a category, in the order of their inputs
+    indicator: bool = False  # an extra input that is 1 where the number is missing
+    mean: float | None = None  # None until fitted
+    scale: float | None = None
+
+    @property
+    def width(self) -> int:
+        return len(self.levels) if self.kind == "category" else 1 + self.indicator
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs that this column becomes."""
+        if self.kind == "category":
+            return [f"{self.name}={level}" for level in self.levels]
+        return [self.name, f"{self.name} missing"][: self.width]
+
+
+@dataclass(frozen=True)
+class Schema:
+    columns: tuple[Column, ...]  # none: images or arrays, which need no preparation but their shape
+    label: str
+    classes: Mapping[str, tuple[str, ...]]  # name of a class, and the labels that mean it
+    shape: tuple[int, ...] = ()  # of one sample, where it is not a row
+    mode: str = ""  # of images: L or RGB
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.classes)
+
+    @property
+    def inputs(self) -> list[str]:
+        return [name for column in self.columns for name in column.inputs]
+
+    @property
+    def is_fitted(self) -> bool:
+        return all(column.kind == "category" or column.mean is not None for column in self.columns)
+
+
+# --- the layout ----------------------------------------------------------------------------------
+
+
+def lay_out(tables: Mapping[str, Table], label: str, classes: Mapping[str, tuple[str, ...]],
+            categories: Sequence[str] = ()) -> Schema:  # fmt: skip
+    """The layout that fits the tables of all sites (without label and bookkeeping columns)."""
+    first_name, first = next(iter(tables.items()))
+    for site, table in tables.items():
+        for name in first.columns:
+            if name not in table.columns:
+                raise _lacks(site, table, name, first_name)
+        for name in table.columns:
+            if name not in first.columns:
+                raise _lacks(first_name, first, name, site)
+    for name in categories:
+        if name not in first.columns:
+            raise no_such_column(first.path, name, "column", first.columns)
+    if not first.columns:
+        raise InputError(f"{first.path}: no column is left to learn from", "drop fewer columns")
+    columns = tuple(_column(name, tables, name in categories) for name in first.columns)
+    return Schema(columns, label, classes)
+
+
+def _lacks(site: str, table: Table, name: str, other: str) -> InputError:
+    return InputError(
+        f"site {site} has no column '{name}' ({table.path.name}), site {other} has one",
+        f'add it, empty if it was never measured, or leave it out everywhere: drop = ["{name}"]',
+    )
+
+
+def _column(name: str, tables: Mapping[str, Table], is_category: bool) -> Column:
+    cells = {site: table.columns[name] for site, table in tables.items()}
+    if not is_category and _is_numeric(name, tables):
+        return Column(name, "number", indicator=any(cell is None for column in cells.values() for cell in column))
+    levels = sorted({cell for column in cells.values() for cell in column if cell is not None}, key=in_order)
+    if len(levels) > MOST_LEVELS:
+        raise InputError(
+            f"column '{name}' has {len(levels)} different texts, such as '{levels[0]}': an identifier?",
+            f'leave it out: drop = ["{name}"]',
+        )
+    return Column(name, "category", tuple(levels))
+
+
+def in_order(value: str) -> tuple[float, str]:
+    """Numbers by size, then texts by letter."""
+    number = as_number(value)
+    return (float("inf") if number is None else number, value)
+
+
+def _is_numeric(name: str, tables: Mapping[str, Table]) -> bool:
+    """A column is numeric if it is so at one site; text in it at another site is a mistake, not a category."""
+    odd = {site: _first_text(table, name) for site, table in tables.items()}
+    filled = {site for site, table in tables.items() if any(cell is not None for cell in table.columns[name])}
+    numeric = [site for site in filled if odd[site] is None]
+    mostly = [
+        site for site in filled if odd[site] is not None and _share_of_numbers(tables[site].columns[name]) > MOSTLY
+    ]
+    if not numeric and not mostly:
+        return not filled  # never filled anywhere: a number that is always missing
+    for site, found in odd.items():
+        if found is not None:
+            value, line = found
+            where = "" if site not in mostly else " among numbers"
+            other = f" (numeric at {numeric[0]})" if numeric and not where else ""
+            raise InputError(
+                f"site {site}, column '{name}': text '{value}' in line {line} of {tables[site].path.name}"
+                f"{where}{other}",
+                f'mend it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
+            )
+    return True
+
+
+def _first_text(table: Table, name: str) -> tuple[str, int] | None:
+    for cell, line in zip(table.columns[name], table.lines, strict=True):
+        if cell is not None and as_number(cell) is None:
+            return cell, int(line)
+    return None
+
+
+def _share_of_numbers(cells: Cells) -> float:
+    filled = [cell for cell in cells if cell is not None]
+    return sum(as_number(cell) is not None for cell in filled) / max(len(filled), 1)
+
+
+# --- the scaling ---------------------------------------------------------------------------------
+
+
+def sums(schema: Schema, table: Table) -> Floats:
+    """[numeric columns, 3]: count, sum and sum of squares; all that leaves a site where the scaling is agreed."""
+    rows = []
+    for column in schema.columns:
+        if column.kind == "number":
+            values = numbers(table, column.name)
+            values = values[np.isfinite(values)]
+            rows.append((values.size, values.sum(), np.square(values).sum()))
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def scaled(schema: Schema, totals: Floats) -> Schema:
+    """The layout with mean and standard deviation from the sums of one site, or of several added up."""
+    found = iter(totals)
+    return replace(
+        schema, columns=tuple(c if c.kind == "category" else _scaled(c, next(found)) for c in schema.columns)
+    )
+
+
+def _scaled(column: Column, total: Floats) -> Column:
+    count, value, square = (float(v) for v in total)
+    if count == 0:
+        return replace(column, mean=0.0, scale=1.0)
+    mean = value / count
+    variance = square / count - mean**2
+    noise = 1e-12 * max(square / count, 1e-300)  # what rounding leaves of a constant column
+    return replace(column, mean=mean, scale=float(variance**0.5) if variance > noise else 1.0)
+
+
+# --- rows to numbers -----------------------------------------------------------------------------
+
+
+def numbers(table: Table, name: str) -> Floats:
+    """A numeric column, NaN where there is no value."""
+    cells, values = table.column(name), np.full(table.rows, np.nan)
+    for k, cell in enumerate(cells):
+        if cell is not None:
+            number = as_number(cell)
+            if number is None:
+                raise InputError(
+                    f"{table.path}, line {table.lines[k]}: column '{name}' holds text, '{cell}'",
+                    "the model expects a number there, or nothing",
+                )
+            values[k] = number
+    return values
+
+
+def transform(schema: Schema, table: Table) -> npt.NDArray[np.float32]:
+    """[rows, inputs] of a fitted schema."""
+    parts = [_numeric(c, table) if c.kind == "number" else _one_hot(c, table) for c in schema.columns]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _numeric(column: Column, table: Table) -> Floats:
+    assert column.mean is not None
+    assert column.scale is not None
+    values = numbers(table, column.name)
+    gone = np.isnan(values)
+    inputs = np.where(gone, 0.0, (values - column.mean) / column.scale)[:, None]
+    return np.concatenate([inputs, gone[:, None].astype(np.float64)], axis=1)[:, : column.width]
+
+
+def _one_hot(column: Column, table: Table) -> Floats:
+    """A level that the federation never saw, and a missing value, are zeros everywhere."""
+    cells, place = table.column(column.name), {level: k for k, level in enumerate(column.levels)}
+    inputs = np.zeros((table.rows, len(column.levels)))
+    for k, cell in enumerate(cells):
+        if cell in place:
+            inputs[k, place[cell]] = 1.0
+    return inputs
+
+
+def strangers(schema: Schema, table: Table) -> list[str]:
+    """One line for every categorical column with values that the federation never saw."""
+    lines = []
+    for column in schema.columns:
+        if column.kind == "category":
+            odd = {cell for cell in table.column(column.name) if cell is not None} - set(column.levels)
+            if odd:
+                lines.append(f"column '{column.name}': '{min(odd)}' was never seen in training and counts as missing")
+    return lines
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def to_json(schema: Schema) -> dict[str, Any]:
+    """Classes as pairs: their order is that of the model's outputs, and JSON's keys have none."""
+    return {"format": FORMAT, **asdict(schema), "classes": [[name, list(v)] for name, v in schema.classes.items()]}
+
+
+def from_json(found: Any, where: str) -> Schema:
+    try:
+        if found["format"] != FORMAT:
+            raise KeyError(found["format"])
+        columns = tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in found["columns"])
+        classes = {str(name): tuple(values) for name, values in found["classes"]}
+        return Schema(columns, found["label"], classes, tuple(found["shape"]), found["mode"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where} is not a schema ({error!r})", "take the file as it was written") from None
+
+
+def read_schema(path: Path) -> Schema:
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "name a schema.json") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not JSON ({error})", "take the file as it was written") from None

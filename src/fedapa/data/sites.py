@@ -1,0 +1,399 @@
+"""Own data of several sites: tables, images or arrays in files, one per site or one with a column of sites.
+
+`assemble` reads the files, agrees on a schema, splits every site's rows and hands out tensors; nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedapa.data import schema as schemas
+from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside
+from fedapa.data.images import in_folder, mode_of, paths_beside, read_images
+from fedapa.data.missing import MISSING
+from fedapa.data.schema import Schema, in_order
+from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
+from fedapa.data.tables import Cells, Mask, Table, canonical, no_such_column, read_table
+from fedapa.errors import InputError
+
+Labels = npt.NDArray[np.int64]
+Arrays = npt.NDArray[Any]
+FEWEST_OF_A_CLASS = 2
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where the data is and what its columns mean; the words of a config's section [sites]."""
+
+    files: Mapping[str, str] = field(default_factory=dict)  # name of the site: file or folder
+    source: str | None = None  # a built-in set of sites instead
+    site_column: str | None = None
+    label: str = "label"
+    classes: Mapping[str, Sequence[str]] | None = None
+    drop: Sequence[str] = ()
+    categories: Sequence[str] = ()
+    missing: Sequence[str] = MISSING
+    missing_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    header: Sequence[str] = ()
+    encoding: str = "utf-8"
+    image_column: str | None = None
+    image_size: tuple[int, int] | None = None
+    split: Rule = "stratified"
+    split_column: str | None = None
+    test: float = 0.25
+    validation: float = 0.0
+    scaling: Literal["local", "federated"] = "local"
+    duplicates: Literal["together", "keep", "refuse"] = "together"
+    schema_file: str | None = None  # an agreed schema.json
+
+
+class Own(NamedTuple):
+    """Every site's tensors, the schema that each one's model needs, and what is worth knowing."""
+
+    data: Federated
+    schemas: tuple[Schema, ...]
+    notes: tuple[str, ...]
+    held_out: tuple[Table | None, ...]  # the test rows as they stand in the file, of tables
+
+
+class Material(NamedTuple):
+    """One site as its files have it."""
+
+    labels: Cells
+    keys: Cells | None  # what groups or orders the rows
+    table: Table | None = None  # the columns to learn from
+    rows: Table | None = None  # all columns
+    x: Arrays | None = None  # samples that are no rows of a table
+    mode: str = ""
+
+
+def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None) -> Own:
+    """Everything from files to tensors; the seed decides which rows are kept for testing."""
+    sites = described(sites, data_dir)
+    materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
+    notes = [note for _, site_notes in materials.values() for note in site_notes]
+    found = {name: material for name, (material, _) in materials.items()}
+    schema = _agreed(sites, found)
+    codes = {name: _codes(name, schema, material) for name, material in found.items()}
+    tests = {}
+    for i, (name, material) in enumerate(found.items()):
+        x = _plain(schema, material)
+        tests[name], told = _test_mask(sites, name, x, codes[name], material, np.random.default_rng([seed, i]))
+        notes += told
+    notes += _seen_elsewhere(schema, found, codes)
+    fitted = _fitted(sites, schema, found, tests)
+    data = _federated(sites, found, codes, tests, fitted, seed)
+    held = tuple(None if m.rows is None else m.rows.take(tests[name]) for name, m in found.items())
+    return Own(data, tuple(fitted.values()), tuple(notes), held)
+
+
+def described(sites: Sites, data_dir: Path | None = None) -> Sites:
+    """The same with the files and columns of a built-in source filled in."""
+    if sites.source is None:
+        _check(sites)
+        return sites
+    from fedapa.data.heart import heart_disease
+
+    if sites.source != "heart-disease":
+        raise InputError(f"there are no sites called '{sites.source}'", "known is heart-disease; or name your files")
+    return heart_disease(sites, data_dir)
+
+
+def read_source(name: str, data_dir: Path | None = None) -> dict[str, int]:
+    """Rows of every site of a built-in source, all files read and checked."""
+    return {who: len(material.labels) for who, material in _read(described(Sites(source=name), data_dir)).items()}
+
+
+def _check(sites: Sites) -> None:
+    if not sites.files:
+        raise InputError("[sites] names no files", 'for example files = ["north.csv", "south.csv"]')
+    if sites.site_column is not None and len(sites.files) > 1:
+        raise InputError("site_column is for one file that holds all sites", "leave it out where every site has a file")
+    if (sites.split == "stratified") != (sites.split_column is None):
+        raise InputError(
+            f"split is '{sites.split}' and split_column is {sites.split_column!r}",
+            'split by "group" or "time" names a column, "stratified" does not',
+        )
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _read(sites: Sites) -> dict[str, Material]:
+    mode: list[str] = []  # the first image decides whether all are grey or in colour
+    found: dict[str, Material] = {}
+    for name, file in sites.files.items():
+        path = Path(file).expanduser()
+        if path.is_dir():
+            found[name] = _from_folder(path, sites, mode)
+        elif path.suffix.lower() == ".npz":
+            found |= _from_arrays(name, path, sites)
+        else:
+            table = read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values)
+            found |= {who: _from_table(who, part, sites, mode) for who, part in _by_site(name, table, sites)}
+    kinds = {"table" if m.table is not None else "samples" for m in found.values()}
+    if len(kinds) > 1:
+        raise InputError("some sites have tables and others images or arrays", "all sites need data of one kind")
+    return found
+
+
+def _by_site(name: str, table: Table, sites: Sites) -> Iterator[tuple[str, Table]]:
+    if sites.site_column is None:
+        yield name, table
+        return
+    column = table.column(sites.site_column, "site column")
+    if (gaps := sum(cell is None for cell in column)) > 0:
+        raise InputError(f"{table.path}: {gaps} rows name no site in '{sites.site_column}'", "fill it in, or drop them")
+    for who in sorted(set(column), key=in_order):
+        yield who, table.take(column == who)
+
+
+def _from_table(name: str, table: Table, sites: Sites, mode: list[str]) -> Material:
+    labels = table.column(sites.label, "label column")
+    keys = None if sites.split_column is None else table.column(sites.split_column)
+    if sites.image_column is not None:
+        cells = table.column(sites.image_column, "image column")
+        if any(cell is None for cell in cells):
+            raise InputError(f"site {name}: a row names no image in '{sites.image_column}'", "fill it in")
+        files = list(paths_beside(table.path, list(cells)))
+        return _images(labels, keys, files, sites, mode)
+    for column in sites.drop:
+        table.column(column, "column to drop,")
+    used = (*sites.drop, sites.label, sites.site_column or "", sites.split_column or "")
+    return Material(labels, keys, table.without(used), table)
+
+
+def _from_folder(folder: Path, sites: Sites, mode: list[str]) -> Material:
+    if sites.split != "stratified":
+        raise InputError(f"{folder}: images in folders have no column to split by", 'use split = "stratified"')
+    found = in_folder(folder)
+    labels = np.array([label for _, label in found], dtype=object)
+    return _images(labels, None, [file for file, _ in found], sites, mode)
+
+
+def _images(labels: Cells, keys: Cells | None, files: list[Path], sites: Sites, mode: list[str]) -> Material:
+    if not mode:
+        mode.append(mode_of(files[0]))
+    return Material(labels, keys, x=read_images(files, mode[0], sites.image_size), mode=mode[0])
+
+
+def _from_arrays(name: str, path: Path, sites: Sites) -> dict[str, Material]:
+    """x, y and, where all sites are in one file, a site per sample; the split's column as an array of its own."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path}: not a readable .npz file ({error})", "write it with numpy.savez(file, x=, y=)"
+        ) from None
+    for key in ("x", "y", *(k for k in (sites.site_column, sites.split_column) if k)):
+        if key not in arrays:
+            raise no_such_column(path, key, "array", arrays)
+        if len(arrays[key]) != len(arrays["x"]):
+            raise InputError(f"{path}: {len(arrays['x'])} samples in x, {len(arrays[key])} in {key}", "give one each")
+    text = {
+        key: np.array([canonical(str(v)) for v in a.tolist()], dtype=object) for key, a in arrays.items() if a.ndim == 1
+    }
+    keys = None if sites.split_column is None else text[sites.split_column]
+    if sites.site_column is None:
+        return {name: Material(text["y"], keys, x=arrays["x"])}
+    places = {who: text[sites.site_column] == who for who in sorted(set(text[sites.site_column]), key=in_order)}
+    return {
+        who: Material(text["y"][mask], None if keys is None else keys[mask], x=arrays["x"][mask])
+        for who, mask in places.items()
+    }
+
+
+def _labelled(name: str, sites: Sites, material: Material) -> tuple[Material, list[str]]:
+    """Without the rows that have no label: nothing can be learned from them."""
+    known = np.array([label is not None for label in material.labels], dtype=bool)
+    if known.all():
+        return material, []
+    if not known.any():
+        raise InputError(f"site {name}: no row has a label in '{sites.label}'", "is it the right column?")
+    note = f"site {name}: {int((~known).sum())} rows without a label are left out"
+    keep = {key: None if (v := getattr(material, key)) is None else v[known] for key in ("labels", "keys", "x")}
+    tables = {key: None if (t := getattr(material, key)) is None else t.take(known) for key in ("table", "rows")}
+    return material._replace(**keep, **tables), [note]
+
+
+# --- agreeing ------------------------------------------------------------------------------------
+
+
+def _agreed(sites: Sites, found: Mapping[str, Material]) -> Schema:
+    """The agreed schema if there is one, else the one that fits all these sites."""
+    if sites.schema_file is not None:
+        schema = schemas.read_schema(Path(sites.schema_file).expanduser())
+        for name, material in found.items():
+            _check_fits(name, schema, material)
+        return schema
+    classes = _classes(sites, found)
+    tables = {name: material.table for name, material in found.items() if material.table is not None}
+    if tables:
+        return schemas.lay_out(tables, sites.label, classes, sites.categories)
+    name, first = next(iter(found.items()))
+    assert first.x is not None
+    for other, material in found.items():
+        assert material.x is not None
+        if material.x.shape[1:] != first.x.shape[1:]:
+            one, two = (list(m.x.shape[1:]) for m in (first, material) if m.x is not None)
+            raise InputError(
+                f"site {other} has samples of shape {two}, site {name} of {one}",
+                "bring them to one size, or let it be done for images: image_size = [height, width]",
+            )
+    return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode)
+
+
+def _check_fits(name: str, schema: Schema, material: Material) -> None:
+    if material.table is not None:
+        for column in schema.columns:
+            if column.name not in material.table.columns:
+                raise InputError(
+                    f"site {name} has no column '{column.name}' ({material.table.path.name}), the schema has one",
+                    "add it, empty if it was never measured",
+                )
+    elif material.x is not None and tuple(material.x.shape[1:]) != schema.shape:
+        shape = list(material.x.shape[1:])
+        raise InputError(f"site {name} has samples of shape {shape}, agreed is {list(schema.shape)}", "resize them")
+
+
+def _classes(sites: Sites, found: Mapping[str, Material]) -> dict[str, tuple[str, ...]]:
+    """As declared; else every label is a class, and every site must have all of them."""
+    if sites.classes is not None:
+        return {name: tuple(canonical(v) for v in values) for name, values in sites.classes.items()}
+    have = {name: set(material.labels) for name, material in found.items()}
+    labels = sorted(set().union(*have.values()), key=in_order)
+    if len(labels) < 2:
+        raise InputError(f"the label '{sites.label}' has the one value {labels[0]}", "is it the right column?")
+    rows = sum(len(material.labels) for material in found.values())
+    if len(labels) > max(20, rows // 10) and all(schemas.as_number(label) is not None for label in labels):
+        raise InputError(
+            f"the label '{sites.label}' has {len(labels)} different numbers: a measurement rather than a class?",
+            "only classification is known: cut it into classes first",
+        )
+    for name, mine in have.items():
+        if lacking := [label for label in labels if label not in mine]:
+            declared = ", ".join(f'"{label}"' for label in labels)
+            raise InputError(
+                f"site {name} has no row of class '{lacking[0]}', which other sites have",
+                f"if that is so, declare the classes: classes = [{declared}]",
+            )
+    return {label: (label,) for label in labels}
+
+
+def _codes(name: str, schema: Schema, material: Material) -> Labels:
+    code = {value: k for k, values in enumerate(schema.classes.values()) for value in values}
+    odd = [k for k, label in enumerate(material.labels) if label not in code]
+    if odd:
+        line = "" if material.rows is None else f" (line {material.rows.lines[odd[0]]} of {material.rows.path.name})"
+        raise InputError(
+            f"site {name}: label '{material.labels[odd[0]]}'{line} is none of the classes {', '.join(code)}",
+            "mend it, or name it in classes",
+        )
+    return np.array([code[label] for label in material.labels], dtype=np.int64)
+
+
+# --- splitting -----------------------------------------------------------------------------------
+
+
+def _plain(schema: Schema, material: Material) -> Arrays:
+    """Samples as numbers without any scaling, to compare them with."""
+    if material.x is not None:
+        return material.x
+    assert material.table is not None
+    numeric = sum(column.kind == "number" for column in schema.columns)
+    return schemas.transform(schemas.scaled(schema, np.zeros((numeric, 3))), material.table)
+
+
+def _test_mask(
+    sites: Sites, name: str, x: Arrays, y: Labels, material: Material, rng: np.random.Generator
+) -> tuple[Mask, list[str]]:
+    """Which rows test, and what was found: copies of a test row in the train part would flatter every score."""
+    mask = test_rows(sites.split, y, sites.test, rng, material.keys, f"site {name}")
+    twins = equal_rows(x, y)
+    if not twins:
+        return mask, []
+    copies = sum(len(rows) - 1 for rows in twins)
+    if sites.duplicates == "refuse":
+        raise InputError(
+            f"site {name}: {copies} rows are copies of others", 'drop them, or set duplicates = "together"'
+        )
+    if sites.duplicates == "together" and sites.split == "stratified":
+        mask = kept_together(mask, twins)
+        if mask.all() or not mask.any():
+            raise InputError(f"site {name}: all rows are copies of one another", "is it the right file?")
+        return mask, [f"site {name}: {copies} rows are copies of others and stay on their side of the split"]
+    across = sum(1 for rows in twins if 0 < mask[rows].sum() < len(rows))
+    return mask, [f"site {name}: {copies} rows are copies of others, {across} of them across the split"] * bool(across)
+
+
+def _seen_elsewhere(schema: Schema, found: Mapping[str, Material], codes: Mapping[str, Labels]) -> Iterator[str]:
+    """Rows that two sites share: the same patient twice, or one file named twice."""
+    seen: dict[bytes, str] = {}
+    shared: dict[tuple[str, str], int] = {}
+    for name, material in found.items():
+        x, mine = _plain(schema, material), set[bytes]()
+        for k, y in enumerate(codes[name]):
+            row = x[k].tobytes() + bytes([int(y) % 256])
+            if row in seen and row not in mine:
+                pair = seen[row], name
+                shared[pair] = shared.get(pair, 0) + 1
+            mine.add(row)
+        seen = dict.fromkeys(mine, name) | seen
+    yield from (f"sites {one} and {other} share {count} equal rows" for (one, other), count in shared.items())
+
+
+# --- handing out ---------------------------------------------------------------------------------
+
+
+def _fitted(
+    sites: Sites, schema: Schema, found: Mapping[str, Material], tests: Mapping[str, Mask]
+) -> dict[str, Schema]:
+    """Every site's own scaling from its train rows, or one for all from the sum of their sums."""
+    if not schema.columns or (schema.is_fitted and any(c.kind == "number" for c in schema.columns)):
+        return dict.fromkeys(found, schema)
+    totals = {n: schemas.sums(schema, m.table.take(~tests[n])) for n, m in found.items() if m.table is not None}
+    if sites.scaling == "federated":
+        together = np.sum(list(totals.values()), axis=0)
+        return dict.fromkeys(found, schemas.scaled(schema, together))
+    return {name: schemas.scaled(schema, mine) for name, mine in totals.items()}
+
+
+def _federated(
+    sites: Sites, found: Mapping[str, Material], codes: Mapping[str, Labels], tests: Mapping[str, Mask],
+    fitted: Mapping[str, Schema], seed: int,
+) -> Federated:  # fmt: skip
+    inputs = {name: _inputs(fitted[name], material) for name, material in found.items()}
+    parts, held = [], {}
+    for i, name in enumerate(found):
+        x, y, test = inputs[name], codes[name], tests[name]
+        train = np.flatnonzero(~test)
+        aside = set_aside(y[train], sites.validation, np.random.default_rng([seed, i, 1]))
+        held[name] = train[aside]
+        parts.append((x[train[~aside]], y[train[~aside]], x[test], y[test]))
+    classes = len(next(iter(fitted.values())).classes)
+    data = from_arrays(parts, classes, list(found), name=sites.source or "own")
+    clients = tuple(_with_validation(c, inputs[c.name], codes[c.name], held[c.name]) for c in data.clients)
+    return replace(data, clients=clients)
+
+
+def _inputs(schema: Schema, material: Material) -> Arrays:
+    if material.x is not None:
+        return material.x
+    assert material.table is not None
+    return schemas.transform(schema, material.table)
+
+
+def _with_validation(client: ClientData, x: Arrays, y: Labels, rows: Labels) -> ClientData:
+    if not len(rows):
+        return client
+    inputs = torch.tensor(np.asarray(x[rows]))
+    inputs = inputs if inputs.dtype == torch.uint8 else inputs.float()
+    return replace(client, validation=Split(inputs, torch.tensor(y[rows])))
