@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedapa.data.sites import Sites
 
 COLUMNS = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal", "num",
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
+    "num",
 )  # fmt: skip
 CODES = ("sex", "cp", "fbs", "restecg", "exang", "slope", "thal")
 
