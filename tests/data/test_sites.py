@@ -1,7 +1,6 @@
 """Own data from files to tensors: tables, images, arrays; splits; the four hospitals."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,7 +176,7 @@ def test_labels_that_are_missing_strange_or_numbers(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Iterator[Path]:
+def photos(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for site in ("north", "south"):
         for kind in ("cat", "dog"):
@@ -186,7 +185,7 @@ def photos(tmp_path: Path) -> Iterator[Path]:
             for k in range(6):
                 pixels = rng.integers(0, 256, (5, 4, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{k}.{'png' if k % 2 else 'jpg'}")
-    yield tmp_path
+    return tmp_path
 
 
 def test_image_folders(photos: Path) -> None:
@@ -216,11 +215,11 @@ def test_images_of_different_sizes_and_broken_ones(photos: Path) -> None:
         assemble(sites)
     assert assemble(replace(sites, image_size=(8, 6))).data.shape == (3, 8, 6)
     odd.write_bytes((photos / "south" / "dog" / "1.png").read_bytes()[:60])
-    with pytest.raises(InputError, match="3.png is not a readable image") as caught:
+    with pytest.raises(InputError, match=r"3.png is not a readable image") as caught:
         assemble(sites)
     assert "\n" not in caught.value.message
     (photos / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no class/image.png"):
+    with pytest.raises(InputError, match=r"holds no class/image.png"):
         assemble(Sites({"empty": str(photos / "empty")}))
 
 
@@ -236,7 +235,7 @@ def test_arrays(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no array 'y'"):
         assemble(Sites({"bad": str(tmp_path / "bad.npz")}))
     (tmp_path / "worse.npz").write_bytes(b"no zip")
-    with pytest.raises(InputError, match="not a readable .npz"):
+    with pytest.raises(InputError, match=r"not a readable .npz"):
         assemble(Sites({"worse": str(tmp_path / "worse.npz")}))
 
 

@@ -124,9 +124,7 @@ def _is_numeric(name: str, tables: Mapping[str, Table]) -> bool:
     odd = {site: _first_text(table, name) for site, table in tables.items()}
     filled = {site for site, table in tables.items() if any(cell is not None for cell in table.columns[name])}
     numeric = [site for site in filled if odd[site] is None]
-    mostly = [
-        site for site in filled if odd[site] is not None and _share_of_numbers(tables[site].columns[name]) > MOSTLY
-    ]
+    mostly = [site for site in filled - set(numeric) if _share_of_numbers(tables[site].columns[name]) > MOSTLY]
     if not numeric and not mostly:
         return not filled  # never filled anywhere: a number that is always missing
     for site, found in odd.items():
