@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
+from fedapa.run import statistics
 from fedapa.run.statistics import interval, paired, ranks
 
 
@@ -37,3 +39,29 @@ def test_ranks_by_counting() -> None:
 
 def test_ties_share_a_rank() -> None:
     assert ranks({"a": [90.0], "b": [90.0]}).mean_rank == {"a": 1.5, "b": 1.5}
+
+
+def test_auc_equals_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    y, p = rng.integers(0, 2, 50), rng.random((50, 2)).round(1)
+    assert statistics.auc(y, p) == pytest.approx(roc_auc_score(y, p[:, 1]))
+    y, p = rng.integers(0, 3, 60), rng.dirichlet(np.ones(3), 60)
+    assert statistics.auc(y, p) == pytest.approx(roc_auc_score(y, p, multi_class="ovr"))
+    assert statistics.auc(np.zeros(5, dtype=np.int64), rng.random((5, 2))) is None
+
+
+def test_splits_of_the_same_rows_widen_the_interval() -> None:
+    values = [0.7, 0.8, 0.9]
+    plain, found = statistics.interval(values), statistics.resampled(values, 0.25)
+    assert found.mean == pytest.approx(0.8)
+    assert found.high - found.mean == pytest.approx((plain.high - plain.mean) * (1 + 3 * (0.25 / 0.75)) ** 0.5)
+    assert statistics.resampled([0.7], 0.25).low is None
+
+
+def test_bootstrap_agrees_with_the_binomial() -> None:
+    y = np.array([1] * 80 + [0] * 20)
+    p = np.tile([0.0, 1.0], (100, 1))
+    found = statistics.bootstrap(y, p, statistics.accuracy, draws=4000)
+    assert found.mean == 0.8
+    assert found.sd == pytest.approx((0.8 * 0.2 / 100) ** 0.5, rel=0.05)
+    assert (found.low, found.high) == pytest.approx((0.72, 0.87), abs=0.011)

@@ -21,12 +21,18 @@ VERBS = {
     "compare": "Compare the runs of a folder",
     "report": "Make one HTML page about the runs of a folder",
     "data": "Fetch data sets and look at how they are split",
+    "silo": "Simulate a federation of your own sites on one machine",
+    "site": "What a site does: see what would leave it",
+    "predict": "Use a site's model on new rows",
+    "export": "Take a client's model out of a run",
+    "onboard": "Add a client to a finished federation",
     "cite": "How to cite a method",
     "verify": "Check a method of your own against the laws",
     "theory": "Measure the convergence analysis on a small smooth problem",
     "bench": "Measure the engines against a plain loop",
     "doctor": "Say what this installation can do",
 }
+FILES = {"export": "take_out"}  # verbs whose file is called otherwise
 INTERRUPTED = 3
 
 
@@ -39,7 +45,7 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        found: click.Command = importlib.import_module(f"fedapa.cli.{name}").command
+        found: click.Command = importlib.import_module(f"fedapa.cli.{FILES.get(name, name)}").command
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

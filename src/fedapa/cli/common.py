@@ -99,6 +99,15 @@ def check_writable(out: Path) -> None:
 
 def execute_all(runs: Sequence[Path], out: Path, form: str) -> None:
     """Play every run that is not finished and compare them; one that fails does not stop the others."""
+    failed = play_all(runs, out)
+    if len(failed) < len(runs):
+        print_comparison(out, form)  # also where some failed: the others are done
+    if failed:
+        raise summed_up(failed, len(runs), out)
+
+
+def play_all(runs: Sequence[Path], out: Path) -> list[tuple[Path, FedapaError]]:
+    """Play every run that is not finished; which ones failed, and why."""
     from fedapa.config.experiment import execute, read_config, unfinished
     from fedapa.run.folder import rounds_done
 
@@ -125,13 +134,10 @@ def execute_all(runs: Sequence[Path], out: Path, form: str) -> None:
                 again = f"`fedapa resume {shlex.quote(str(out))}` continues after the last finished round"
                 raise Interrupted("interrupted", again) from None
             bar.remove_task(one)
-    if len(failed) < len(runs):
-        print_comparison(out, form)  # also where some failed: the others are done
-    if failed:
-        raise _summed_up(failed, len(runs), out)
+    return failed
 
 
-def _summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) -> FedapaError:
+def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) -> FedapaError:
     """One error for all runs that failed, each reason told once."""
     reasons = list(dict.fromkeys(error.message for _, error in failed))
     listed = [f"{', '.join(run.name for run, e in failed if e.message == reason)}: {reason}" for reason in reasons]

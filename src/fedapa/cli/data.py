@@ -1,4 +1,4 @@
-"""fedapa data fetch | split"""
+"""fedapa data fetch | split | inspect"""
 
 from __future__ import annotations
 
@@ -28,6 +28,93 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
     path = fetch_source(name, data_dir, progress=sys.stderr.isatty())
     click.echo(f"{name} is in {path}")
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--label", default="label", show_default=True, help="Column to predict.")
+@click.option("--site", "site_column", metavar="COLUMN", help="Column of sites, where one file holds all of them.")
+@click.option("--drop", default="", metavar="A,B", help="Columns to leave out.")
+@click.option("--categories", default="", metavar="A,B", help="Columns whose numbers are codes.")
+@click.option("--image", "image_column", metavar="COLUMN", help="Column of image files.")
+@click.option("--group", metavar="COLUMN", help="Split by it: rows of one group (a patient) stay together.")
+@click.option("--time", metavar="COLUMN", help="Split by it: the latest rows test.")
+@click.option("--encoding", default="utf-8", show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="site.toml", show_default=True)
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
+@ui.format_option
+def inspect(
+    files: tuple[Path, ...], label: str, site_column: str | None, drop: str, categories: str, image_column: str | None,
+    group: str | None, time: str | None, encoding: str, out: Path, force: bool, form: str,
+) -> None:  # fmt: skip
+    """Look at the data of one site (FILE) or several: rows, types, classes, missing values, and what looks wrong.
+
+    A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine; what was
+    found is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
+    """
+    from fedapa.data.sites import Sites
+    from fedapa.errors import InputError
+
+    if group and time:
+        raise InputError("--group and --time exclude each other", "choose one")
+    named = {path.stem: str(path) for path in files}
+    if len(named) < len(files):
+        raise InputError("two files have the same name", "give every site's file a name of its own")
+    wanted = Sites(
+        files=named, label=label, site_column=site_column, drop=_words(drop), categories=_words(categories),
+        image_column=image_column, encoding=encoding, split_column=group or time,
+        split="group" if group else "time" if time else "stratified",
+    )  # fmt: skip
+    if out.exists() and not force:
+        raise InputError(f"{out} exists", "choose another --out, or --force")
+    _inspect(wanted, out, form)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _inspect(wanted: Any, out: Path, form: str) -> None:
+    from dataclasses import replace
+
+    from fedapa.data.sites import assemble
+    from fedapa.site import describe
+
+    tables = {} if wanted.image_column else {k: Path(f) for k, f in wanted.files.items() if _is_table(Path(f))}
+    profiles = {name: describe.inspected(path, wanted) for name, path in tables.items()}
+    wanted = replace(wanted, drop=tuple(dict.fromkeys((*wanted.drop, *describe.dropped(list(profiles.values()))))))
+    own = assemble(wanted)
+    found = [(name, warned) for name, p in profiles.items() for warned in p.warnings]
+    notes = [warned.text if len(tables) < 2 else f"{name}: {warned.text}" for name, warned in found]
+    notes += [*own.notes, *(f"left out: {name}" for name in wanted.drop)]
+    clients = [_site_row(client, own.schemas[0]) for client in own.data.clients]
+    from fedapa.run.checkpoint import write_atomically
+
+    write_atomically(out, describe.config_text(wanted, out.absolute().parent, _said(wanted), notes).encode())
+    if form == "json":
+        ui.dump({"columns": {name: p.columns for name, p in profiles.items()}, "sites": clients, "notes": notes,
+                 "inputs": own.schemas[0].inputs, "written": str(out)})  # fmt: skip
+        return
+    for name, p in profiles.items():
+        ui.show(p.columns, form, title=f"{name}: {p.rows:,} rows")
+    ui.show(clients, form, title="sites (rows of every class)")
+    for note in notes:
+        click.echo(f"note: {note}")
+    ui.say(f"written to {out}; next: fedapa {'silo run' if len(clients) > 1 else 'site dry-run'} {out}")
+
+
+def _is_table(path: Path) -> bool:
+    return not path.is_dir() and path.suffix.lower() != ".npz"
+
+
+def _said(wanted: Any) -> str:
+    return f"fedapa data inspect {' '.join(wanted.files.values())} --label {wanted.label}"
+
+
+def _site_row(client: Any, schema: Any) -> dict[str, Any]:
+    counts = sum(part.y.bincount(minlength=len(schema.classes)) for part in (client.train, client.test)).tolist()
+    row = {"site": client.name, "rows": len(client.train.y) + len(client.test.y)}
+    return row | dict(zip(schema.class_names, counts, strict=True))
 
 
 @command.command()

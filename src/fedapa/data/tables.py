@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,10 +135,11 @@ def _text(path: Path, header: Sequence[str], encoding: str) -> tuple[list[str], 
     text = _decoded(path, encoding)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text), strict=True)
     rows = _rows(path, reader)
-    names = [name.strip() for name in header]
-    if not names:
-        names = [name.strip() for name in next(rows, (0, [""]))[1]]
-        _check_names(path, names)
+    first = next(rows, (0, [""]))
+    names = [name.strip() for name in first[1]]
+    if header and names != list(header):
+        names, rows = list(header), itertools.chain([first], rows)  # a file without names of its own
+    _check_names(path, names)
     columns: list[list[str]] = [[] for _ in names]
     lines: list[int] = []
     for line, row in rows:

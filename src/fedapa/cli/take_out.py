@@ -1,0 +1,37 @@
+"""fedapa export RUN --client I"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(name="export", short_help="Take a client's model out of a run")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--client", required=True, metavar="NAME", help="The client's number or name.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/clients/NAME.")
+@click.option("--onnx", is_flag=True, help="Also model.onnx (needs the extra 'onnx').")
+def command(run: Path, client: str, out: Path | None, onnx: bool) -> None:
+    """Write the model that a client of the finished run RUN has in use, as OUT/site-model.
+
+    The folder is all that `fedapa predict` needs.
+    """
+    from fedapa.config.experiment import assemble, read_config
+    from fedapa.errors import InputError
+    from fedapa.site.deliver import deliver
+    from fedapa.site.onnx import check_onnx, write_onnx
+
+    if onnx:
+        check_onnx()
+    names = [one.name for one in assemble(read_config(run)).data.clients]
+    if client not in names and not (client.isdigit() and int(client) < len(names)):
+        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        raise InputError(f"there is no client '{client}'", f"clients: {shown}")
+    i = names.index(client) if client in names else int(client)
+    folder = deliver(run, i, out or run / "clients" / names[i])
+    if onnx:
+        write_onnx(folder)
+    ui.say(f"written to {folder}")

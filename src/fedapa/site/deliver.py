@@ -1,0 +1,127 @@
+"""From a finished run to every site's own folder: its model, its card, its held-out rows with predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedapa.config.experiment import Parts, assemble, load_own, read_config
+from fedapa.config.load import settings_of
+from fedapa.config.schema import Config
+from fedapa.data.schema import Schema
+from fedapa.data.sites import Own, Sites, described
+from fedapa.data.tables import Table
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import entry
+from fedapa.run import statistics
+from fedapa.run.checkpoint import Checkpoint, write_atomically
+from fedapa.run.engines import kept_engine
+from fedapa.run.personal import in_use, last_checkpoint, probabilities
+from fedapa.site.card import Facts, privacy_of, write_card
+from fedapa.site.model import write_model
+from fedapa.site.silo import Scored, score_run
+
+
+def deliver_all(run: Path, scored: Sequence[Scored], out: Path) -> list[Path]:
+    """Every site's model of a run below ``out``."""
+    config = read_config(run)
+    return [deliver(run, i, out / name, scored) for i, name in enumerate(_names(config))]
+
+
+def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None) -> Path:
+    """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions."""
+    config = read_config(run)
+    parts = assemble(config, kept_engine(config.run.engine, run))
+    if not 0 <= i < len(parts.data.clients):
+        raise InputError(f"there is no client {i}", f"this run has clients 0 to {len(parts.data.clients) - 1}")
+    point = last_checkpoint(run, parts.plan.rounds)
+    client = parts.data.clients[i]
+    own = load_own(config, parts.plan.seed) if config.sites is not None else None
+    schema = own.schemas[i] if own is not None else _plain_schema(parts)
+    state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
+    p = probabilities(parts.method, parts.task, state, client.test.x)
+    facts = _facts(config, parts, point, i, p)
+    base, settings = settings_of(config, config.methods[0])
+    card = write_card(facts, schema, score_run(run) if scored is None else scored)
+    sites = Sites() if own is None else described(_sites(config), _data_dir(config))
+    about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    model = config.model.model_dump()
+    folder = write_model(
+        out / "site-model", client.name, base, settings, model, parts.task, state, schema, sites, card, about
+    )
+    if own is not None:
+        _write_held_out(out, own, i, schema, p)
+    return folder
+
+
+def _names(config: Config) -> list[str]:
+    names = [client.name for client in assemble(config).data.clients]
+    safe = ["".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "site" for name in names]
+    return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
+
+
+def _sites(config: Config) -> Sites:
+    assert config.sites is not None
+    return Sites(**config.sites.model_dump(mode="python"))
+
+
+def _data_dir(config: Config) -> Path | None:
+    return None if config.data.data_dir is None else Path(config.data.data_dir)
+
+
+def _plain_schema(parts: Parts) -> Schema:
+    """Images and arrays of a shipped data set: classes by number."""
+    classes = {str(c): (str(c),) for c in range(parts.data.classes)}
+    mode = {1: "L", 3: "RGB"}.get(parts.data.shape[0], "") if len(parts.data.shape) == 3 else ""
+    return Schema((), "class", classes, parts.data.shape, mode)
+
+
+def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistics.Floats) -> Facts:
+    client, known = parts.data.clients[i], entry(settings_of(config, config.methods[0])[0])
+    names = [other.name for other in parts.data.clients]
+    y = client.test.y.numpy()
+    weights = parts.method.watch(point.state.server).get("A")
+    counted = [part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test)]
+    own = {
+        "accuracy": statistics.bootstrap(y, p, statistics.accuracy),
+        "auc": statistics.bootstrap(y, p, statistics.auc),
+    }
+    shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
+    return Facts(
+        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, *counted, own, shares,
+        names, privacy_of(parts.method),
+    )  # fmt: skip
+
+
+def _write_held_out(out: Path, own: Own, i: int, schema: Schema, p: statistics.Floats) -> None:
+    table = own.held_out[i]
+    if table is not None:
+        write_atomically(out / "held-out.csv", table_text(table).encode())
+        write_atomically(out / "predictions.csv", prediction_text([str(n) for n in table.lines], schema, p).encode())
+
+
+def table_text(table: Table) -> str:
+    """A table as CSV; an empty cell where there is no value."""
+    rows = zip(*(["" if cell is None else cell for cell in column] for column in table.columns.values()), strict=True)
+    return _csv([list(table.columns), *rows])
+
+
+def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line") -> str:
+    """One line per row: where it stands, the class, the probability of every class."""
+    header = [what, schema.label, *(f"p({name})" for name in schema.class_names)]
+    best = np.argmax(p, axis=1)
+    rows = [
+        [name, schema.class_names[int(k)], *(f"{v:.6f}" for v in row)]
+        for name, k, row in zip(names, best, p, strict=True)
+    ]
+    return _csv([header, *rows])
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,89 @@
+"""All sites on one machine: every method over every split, accuracy and AUC of every site's model in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedapa.config.experiment import assemble, read_config
+from fedapa.run import statistics
+from fedapa.run.engines import kept_engine
+from fedapa.run.personal import in_use, last_checkpoint, probabilities
+from fedapa.run.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One site's model of one run, on the rows that it never saw."""
+
+    method: str
+    seed: int
+    site: str
+    rows: int
+    test_share: float
+    accuracy: float
+    auc: float | None
+
+
+def score_run(folder: Path) -> list[Scored]:
+    """Every site of a finished run."""
+    config = read_config(folder)
+    method, task, data, plan = assemble(config, kept_engine(config.run.engine, folder))
+    point, found = last_checkpoint(folder, plan.rounds), []
+    for i, client in enumerate(data.clients):
+        p = probabilities(method, task, in_use(method, task, point, i, client, plan.seed), client.test.x)
+        y, rows = client.test.y.numpy(), len(client.test.y)
+        held = 0 if client.validation is None else len(client.validation.y)
+        share = rows / (rows + held + len(client.train.y))
+        accuracy, area = statistics.accuracy(y, p), statistics.auc(y, p)
+        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, accuracy, area))
+    return found
+
+
+def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
+    """Mean and confidence interval over the splits, one row per site and method; the gain is over local training."""
+    scored = list(scored)
+    keys = list(dict.fromkeys((s.site, s.method) for s in scored))
+    sites = list(dict.fromkeys(site for site, _ in keys))
+    rows = []
+    for site, method in sorted(keys, key=lambda key: sites.index(key[0])):
+        mine = [s for s in scored if (s.site, s.method) == (site, method)]
+        alone = {s.seed: s for s in scored if (s.site, s.method) == (site, "local")}
+        row: dict[str, Any] = {"site": site, "method": method, "splits": len(mine), "test rows": mine[0].rows}
+        for name in ("accuracy", "auc"):
+            row[name] = _within(_over_splits([getattr(s, name) for s in mine], mine))
+            pairs = [(getattr(s, name), getattr(alone[s.seed], name)) for s in mine if s.seed in alone]
+            row[f"{name} gain"] = _over_splits([None if None in (a, b) else a - b for a, b in pairs], mine)
+        rows.append(row)
+    return rows
+
+
+def _over_splits(values: Sequence[float | None], mine: Sequence[Scored]) -> Interval | None:
+    known = [value for value in values if value is not None]
+    return statistics.resampled(known, mine[0].test_share) if known else None
+
+
+def _within(found: Interval | None) -> Interval | None:
+    """No accuracy is below 0 or above 1, whatever Student's interval says of a few splits."""
+    if found is None or found.low is None or found.high is None:
+        return found
+    return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+
+def as_dict(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Everything, for silo.json."""
+    summary = [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in table(scored)]
+    return {"sites": summary, "runs": [asdict(s) for s in scored]}
+
+
+def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
+    """mean (low to high)"""
+    if interval is None or interval.mean != interval.mean:
+        return "–"
+    sign = "+" if signed else ""
+    mean = f"{scale * interval.mean:{sign}.{digits}f}"
+    if interval.low is None or interval.high is None:
+        return mean
+    return f"{mean} ({scale * interval.low:{sign}.{digits}f} to {scale * interval.high:{sign}.{digits}f})"

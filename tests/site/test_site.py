@@ -1,0 +1,268 @@
+"""From files to a model in use: inspect, dry run, silo run, predict, export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hospitals import write_hospital, write_hospitals
+
+from command import Call
+from fedapa.config.experiment import assemble, read_config
+from fedapa.data.sites import Sites
+from fedapa.run import wire
+from fedapa.run.personal import last_checkpoint
+from fedapa.site.model import read_model
+from fedapa.site.silo import Scored, table
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished silo run for all tests that only read it."""
+    import sys
+
+    from fedapa.cli import main
+
+    folder = tmp_path_factory.mktemp("silo")
+    config, before = write_hospitals(folder), sys.argv
+    sys.argv = ["fedapa", "silo", "run", str(config), "--out", str(folder / "out")]
+    try:
+        main()
+    finally:
+        sys.argv = before
+    return folder
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_silo_scores_every_site_method_and_split(done: Path) -> None:
+    found = json.loads((done / "out" / "silo.json").read_text())
+    assert [(row["site"], row["method"], row["splits"]) for row in found["sites"]] == [
+        ("north", "local", 2), ("north", "fedapa", 2), ("south", "local", 2), ("south", "fedapa", 2),
+    ]  # fmt: skip
+    assert len(found["runs"]) == 8
+    north = found["sites"][1]
+    assert 0.6 < north["auc"]["mean"] <= 1.0
+    assert north["auc"]["low"] <= north["auc"]["mean"] <= north["auc"]["high"]
+
+
+def test_the_delivered_model_is_the_one_in_use(done: Path) -> None:
+    run = done / "out" / "fedapa-seed0"
+    method, task, data, plan = assemble(read_config(run))
+    record = last_checkpoint(run, plan.rounds).records[1]
+    model = read_model(done / "out" / "sites" / "south" / "site-model")
+    assert {k: v.tolist() for k, v in model.state.items()} == {k: v.tolist() for k, v in record.state.items()}
+    with torch.no_grad():
+        logits = method.predict(task, record.state, data.clients[1].test.x)
+    p, _, _ = model.predict(done / "out" / "sites" / "south" / "held-out.csv")
+    np.testing.assert_allclose(p, torch.softmax(logits, 1).numpy(), atol=1e-5)
+
+
+def test_predictions_of_held_out_rows(done: Path, fedapa: Call) -> None:
+    site = done / "out" / "sites" / "north"
+    answer = fedapa("predict", site / "site-model", site / "held-out.csv")
+    assert answer.code == 0
+    mine, theirs = rows_of(answer.out), rows_of((site / "predictions.csv").read_text())
+    assert [row["p(ill)"] for row in mine] == [row["p(ill)"] for row in theirs]
+    truth = [row["outcome"] for row in rows_of((site / "held-out.csv").read_text())]
+    assert np.mean([row["outcome"] == was for row, was in zip(mine, truth, strict=True)]) > 0.6
+    structured = json.loads(fedapa("predict", site / "site-model", site / "held-out.csv", "--format", "json").out)
+    assert set(structured[0]["probabilities"]) == {"fine", "ill"}
+
+
+def test_new_rows_need_no_label_and_may_be_strange(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("ward,marker,age\nA,2.5,\nC,-1,40\n")
+    model = done / "out" / "sites" / "north" / "site-model"
+    answer = fedapa("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert answer.code == 0
+    assert "'C' was never seen in training" in answer.err
+    likely = [float(row["p(ill)"]) for row in rows_of((tmp_path / "p.csv").read_text())]
+    assert likely[0] > likely[1]
+
+
+def test_the_card_tells_all(done: Path) -> None:
+    card = (done / "out" / "sites" / "north" / "site-model" / "MODEL_CARD.md").read_text()
+    for words in (
+        "Predicts `outcome` (fine, ill)", "Trained by FedAPA in 3 rounds with south", "| alone (local) |",
+        "| with the federation (fedapa) |", "Mean over 2 splits, 95 % confidence interval", "| south | 0.",
+        "Left the site in every round: θ", "Stayed: the rows and the head", "age: number, mean",
+    ):  # fmt: skip
+        assert words in card
+
+
+def test_there_is_no_pickle(done: Path) -> None:
+    files = sorted(path.name for path in (done / "out" / "sites" / "north" / "site-model").iterdir())
+    assert files == ["MODEL_CARD.md", "model.json", "model.safetensors", "preprocessing.json"]
+
+
+def test_export_by_name_and_number(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    run = done / "out" / "fedapa-seed0"
+    assert fedapa("export", run, "--client", "south", "--out", tmp_path / "a").code == 0
+    assert fedapa("export", run, "--client", "1", "--out", tmp_path / "b").code == 0
+    delivered = done / "out" / "sites" / "south"
+    for name in ("model.safetensors", "preprocessing.json"):
+        same = {(folder / "site-model" / name).read_bytes() for folder in (tmp_path / "a", tmp_path / "b", delivered)}
+        assert len(same) == 1
+    wrong = fedapa("export", run, "--client", "west")
+    assert (wrong.code, wrong.err.splitlines()[1]) == (2, "hint: clients: north, south")
+
+
+def test_onnx_says_the_same(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is an extra")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs what was written")
+    assert fedapa("export", done / "out" / "fedapa-seed0", "--client", "0", "--out", tmp_path, "--onnx").code == 0
+    model = read_model(tmp_path / "site-model")
+    session = runtime.InferenceSession(str(tmp_path / "site-model" / "model.onnx"))
+    x = np.random.default_rng(0).normal(size=(7, len(model.schema.inputs))).astype(np.float32)
+    with torch.no_grad():
+        mine = torch.softmax(model.method.predict(model.task, model.state, torch.tensor(x)), 1).numpy()
+    np.testing.assert_allclose(session.run(None, {"inputs": x})[0], mine, atol=1e-5)
+
+
+def test_a_site_model_that_was_changed(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "site-model"
+    shutil.copytree(done / "out" / "sites" / "north" / "site-model", copy)
+    shutil.copy(done / "out" / "sites" / "south" / "site-model" / "model.safetensors", copy)
+    held = done / "out" / "sites" / "north" / "held-out.csv"
+    answer = fedapa("predict", copy, held)
+    assert (answer.code, "is not the file that was written here" in answer.err) == (2, True)
+    (copy / "model.json").unlink()
+    assert "model.json does not exist" in fedapa("predict", copy, held).err
+    assert "gone.csv does not exist" in fedapa("predict", done / "out", "gone.csv").err
+
+
+def test_gains_are_paired_by_split() -> None:
+    scored = [Scored(m, s, "a", 10, 0.25, a, None) for m, s, a in (
+        ("local", 0, 0.5), ("local", 1, 0.9), ("x", 0, 0.6), ("x", 1, 1.0),
+    )]  # fmt: skip
+    row = table(scored)[1]
+    assert row["accuracy gain"].mean == pytest.approx(0.1)
+    assert row["accuracy gain"].sd == pytest.approx(0.0, abs=1e-9)
+    assert row["accuracy"].high == 1.0  # Student's would be above
+    assert row["auc"] is None
+
+
+# --- dry run -------------------------------------------------------------------------------------
+
+
+def test_dry_run_lists_what_would_leave(fedapa: Call, tmp_path: Path) -> None:
+    config = write_hospitals(tmp_path)
+    answer = fedapa("site", "dry-run", config, "--site", "south")
+    assert answer.code == 0, answer.err
+    agreed = wire.read(tmp_path / "wire.json")
+    inputs = 5  # age, age missing, marker, two wards
+    theta = inputs * 64 + 64 + 64 * 64 + 64
+    assert agreed["up"] == [[{"name": "theta", "shape": [theta], "dtype": "float32", "bytes": 4 * theta}]]
+    assert "the server; others get mixtures of it" in answer.out
+    assert "alone, 33 train and 11 test rows: accuracy" in answer.out
+    wire.check(agreed, "fedapa", {"theta": torch.zeros(theta)})
+    several = fedapa("site", "dry-run", config)
+    assert (several.code, "--site one of north, south" in several.err) == (2, True)
+    nothing = fedapa("site", "dry-run", config, "--site", "south", "--method", "local")
+    assert "nothing leaves with local" in nothing.out
+
+
+def test_dry_run_of_an_agreed_scaling_names_the_sums(fedapa: Call, tmp_path: Path) -> None:
+    config = write_hospitals(tmp_path)
+    words = ("site", "dry-run", config, "--site", "north", "--set", "sites.scaling=federated", "--format", "json")
+    found = json.loads(fedapa(*words).out)
+    assert "count, sum and sum of squares of 2 numeric columns over the train rows" in found["wire"]["once"]
+    assert 0 <= found["alone"]["auc"]["low"] <= found["alone"]["auc"]["mean"] <= found["alone"]["auc"]["high"] <= 1
+
+
+# --- inspect -------------------------------------------------------------------------------------
+
+
+def test_inspect_writes_a_config_that_runs(fedapa: Call, tmp_path: Path) -> None:
+    write_hospitals(tmp_path)
+    answer = fedapa("data", "inspect", "north.csv", "south.csv", "--label", "outcome")
+    assert answer.code == 0, answer.err
+    assert "column 'patient' names its row or its person" in answer.out
+    assert "next: fedapa silo run site.toml" in answer.err
+    again = fedapa("data", "inspect", "north.csv", "--label", "outcome")
+    assert (again.code, "--force" in again.err) == (2, True)
+    changes = ("--set", "run.rounds=1", "--seeds", "1", "--method", "fedavg")
+    ran = fedapa("silo", "run", "site.toml", "--out", "out", *changes)
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "out" / "sites" / "north" / "site-model" / "MODEL_CARD.md").is_file()
+
+
+def test_inspect_one_site(fedapa: Call, tmp_path: Path) -> None:
+    write_hospital(tmp_path / "north.csv", 60, 1)
+    found = json.loads(fedapa("data", "inspect", "north.csv", "--label", "outcome", "--format", "json").out)
+    assert [row["column"] for row in found["columns"]["north"]] == ["patient", "age", "marker", "ward"]
+    assert found["inputs"] == ["age", "age missing", "marker", "ward=A", "ward=B"]
+    assert found["sites"][0]["rows"] == 60
+    assert 'drop = [\n    "patient",\n]' in (tmp_path / "site.toml").read_text()
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ("label", "silo run silo.toml --set sites.label=outcom", "there is no label column 'outcom'"),
+        ("label", "data inspect north.csv --label outcom --force", "there is no label column 'outcom'"),
+        ("text", "silo run silo.toml", "site south, column 'marker': text 'high' in line 46 of south.csv"),
+        ("class", "silo run silo.toml", "site south has no row of class 'ill'"),
+        ("column", "silo run silo.toml", "site south has no column 'ward'"),
+        ("empty", "silo run silo.toml", "south.csv is an empty file"),
+        ("empty", "data inspect south.csv --label outcome --force", "south.csv is an empty file"),
+        ("huge", "silo run silo.toml", "2.0 GiB; tables are held in memory"),
+        ("encoding", "silo run silo.toml", "line 46: byte 0xfc is not utf-8 text"),
+        ("gone", "silo run silo.toml", "south.csv does not exist"),
+        ("none", "silo run silo.toml --deliver fedper", "--deliver fedper: not one of the methods"),
+        ("none", "silo run silo.toml --set sites.lable=x", "unknown key sites.lable"),
+        ("none", "silo run silo.toml --set data.clients=3", "[data] and [sites] exclude each other"),
+        ("none", "silo run demo", "has no section [sites]"),
+        ("none", "site dry-run silo.toml --site west", "there is no site 'west'"),
+        ("none", "silo run silo.toml --set sites.split=time", "split is 'time'"),
+        ("none", "data inspect north.csv north.csv --label outcome --force", "two files have the same name"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(fedapa: Call, tmp_path: Path, change: str, words: str, said: str) -> None:
+    write_hospitals(tmp_path)
+    south = tmp_path / "south.csv"
+    lines = south.read_text().splitlines()
+    damage: dict[str, bytes | None] = {
+        "text": "\n".join([*lines, "P9,50,high,A,ill"]).encode(),
+        "class": "\n".join(line for line in lines if not line.endswith("ill")).encode(),
+        "column": "\n".join(",".join(v for k, v in enumerate(line.split(",")) if k != 3) for line in lines).encode(),
+        "empty": b"",
+        "encoding": "\n".join([*lines, "P9,50,1,Ü,ill"]).lower().encode("latin-1"),
+    }
+    if change == "huge":
+        with open(south, "r+b") as file:
+            file.truncate(2 * 2**30)
+    elif change == "gone":
+        south.unlink()
+    elif change in damage:
+        south.write_bytes(damage[change] or b"")
+    answer = fedapa(*words.split())
+    assert answer.code == 2, answer.err
+    assert answer.out == ""
+    assert said in answer.err
+    assert [line.split(":")[0] for line in answer.err.splitlines() if not line.startswith(" ")] == ["error", "hint"]
+
+
+def test_sites_of_a_config_are_beside_it(fedapa: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "down"
+    folder.mkdir(parents=True)
+    write_hospitals(folder)
+    assert fedapa("plan", "deep/down/silo.toml", "--no-timing").code == 0
+
+
+def test_words_of_a_config_are_those_of_sites() -> None:
+    from fedapa.config.schema import SitesConfig
+
+    assert set(SitesConfig.model_fields) == set(vars(Sites()))
