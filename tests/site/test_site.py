@@ -266,3 +266,32 @@ def test_words_of_a_config_are_those_of_sites() -> None:
     from fedapa.config.schema import SitesConfig
 
     assert set(SitesConfig.model_fields) == set(vars(Sites()))
+
+
+# --- a client that comes later -------------------------------------------------------------------
+
+
+def test_onboarding_leaves_the_others_alone(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    run = done / "out" / "fedapa-seed0"
+    write_hospital(tmp_path / "west.csv", 40, 3)
+    before = (run / "run.db").read_bytes()
+    answer = fedapa("onboard", run, "west.csv", "--rounds", "2", "--out", "joined", "--format", "json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert list(found["models"]) == ["alone", "mean model", "onboarded"]
+    assert list(found["weights"]) == ["north", "south", "west"]
+    assert sum(found["weights"].values()) == pytest.approx(1.0, abs=1e-4)
+    assert (run / "run.db").read_bytes() == before
+    from fedapa.run import checkpoint
+
+    old = last_checkpoint(run, 3)
+    new = checkpoint.newest(tmp_path / "joined" / "checkpoints")
+    assert new is not None
+    assert torch.equal(new.state.server["theta"][:2], old.state.server["theta"])
+    assert torch.equal(new.state.server["A"][:2, :2], old.state.server["A"])
+    assert [torch.equal(new.records[i].state["phi"], old.records[i].state["phi"]) for i in (0, 1)] == [True, True]
+    assert fedapa("predict", "joined/site-model", "west.csv").code == 0
+    again = fedapa("onboard", run, "west.csv", "--name", "north")
+    assert (again.code, "there is a client called 'north' already" in again.err) == (2, True)
+    assert "west.csv does not exist" not in again.err
+    assert fedapa("onboard", run, "gone.csv").code == 2

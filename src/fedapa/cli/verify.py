@@ -18,10 +18,10 @@ def command(target: str, form: str) -> None:
     Prints which law broke, with the numbers that show it. Exit code 1 if any did.
     """
     from fedapa.errors import RunError
-    from fedapa.methods.catalogue import METHODS, make
+    from fedapa.methods.catalogue import is_known, make
     from fedapa.verify import LAWS, load_method, verify
 
-    methods = {target: make(target)} if target in METHODS else load_method(Path(target))
+    methods = {target: make(target)} if is_known(target) else load_method(Path(target))
     rows = []
     with ui.progress() as bar:
         task = bar.add_task("laws", total=2 * len(LAWS) * len(methods), note="")

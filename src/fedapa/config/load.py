@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from fedapa.config import presets
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
-from fedapa.methods.catalogue import METHODS
+from fedapa.methods.catalogue import METHODS, is_known
 
 Path_ = tuple[str | int, ...]
 
@@ -135,7 +135,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
 
     known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
     for k, method in enumerate(config.methods):
-        if method not in known:
+        if method not in known and not is_known(method):
             hint = _did_you_mean(method, known)
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
@@ -144,7 +144,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             raise _located(text, name, origin, ("method", method), f"{method!r} cannot name a method", hint)
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
-        if base not in METHODS:
+        if not is_known(base):
             hint = _did_you_mean(base, METHODS)
             spot = (*path, "base") if method != base else path
             raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)

@@ -174,6 +174,11 @@ def scaled(schema: Schema, totals: Floats) -> Schema:
     )
 
 
+def unscaled(schema: Schema) -> Schema:
+    """The layout alone, for a site that scales by its own rows."""
+    return replace(schema, columns=tuple(replace(column, mean=None, scale=None) for column in schema.columns))
+
+
 def _scaled(column: Column, total: Floats) -> Column:
     count, value, square = (float(v) for v in total)
     if count == 0:

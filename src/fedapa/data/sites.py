@@ -74,13 +74,13 @@ class Material(NamedTuple):
     mode: str = ""
 
 
-def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None) -> Own:
+def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None, agreed: Schema | None = None) -> Own:
     """Everything from files to tensors; the seed decides which rows are kept for testing."""
     sites = described(sites, data_dir)
     materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
     notes = [note for _, site_notes in materials.values() for note in site_notes]
     found = {name: material for name, (material, _) in materials.items()}
-    schema = _agreed(sites, found)
+    schema = _agreed(sites, found, agreed)
     codes = {name: _codes(name, schema, material) for name, material in found.items()}
     tests = {}
     for i, (name, material) in enumerate(found.items()):
@@ -227,10 +227,10 @@ def _labelled(name: str, sites: Sites, material: Material) -> tuple[Material, li
 # --- agreeing ------------------------------------------------------------------------------------
 
 
-def _agreed(sites: Sites, found: Mapping[str, Material]) -> Schema:
+def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None) -> Schema:
     """The agreed schema if there is one, else the one that fits all these sites."""
-    if sites.schema_file is not None:
-        schema = schemas.read_schema(Path(sites.schema_file).expanduser())
+    if agreed is not None or sites.schema_file is not None:
+        schema = agreed or schemas.read_schema(Path(str(sites.schema_file)).expanduser())
         for name, material in found.items():
             _check_fits(name, schema, material)
         return schema

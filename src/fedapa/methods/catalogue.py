@@ -91,8 +91,21 @@ METHODS: dict[str, Entry] = {
 }
 
 
+# METHOD+WRAPPER names a method whose uploads are coded, the first wrapper innermost: what each does is in wrap.py.
+WRAPPERS = {"quantised": "Quantised", "top": "Top", "noised": "Noised"}
+
+
+def is_known(name: str) -> bool:
+    """Is this the name of a method, wrapped or not?"""
+    base, *wrappers = name.split("+")
+    return base in METHODS and all(wrapper in WRAPPERS for wrapper in wrappers)
+
+
 def entry(name: str) -> Entry:
     """What is known about a method of this name."""
+    name, *wrappers = name.split("+")
+    if unknown := [wrapper for wrapper in wrappers if wrapper not in WRAPPERS]:
+        raise InputError(f"unknown wrapper {unknown[0]!r}", f"choose one of {', '.join(WRAPPERS)}")
     if name not in METHODS:
         close = get_close_matches(name, METHODS, 1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(METHODS)}"
@@ -109,11 +122,25 @@ def method_class(name: str) -> type[Method]:
 
 def make(name: str, **settings: Any) -> Method:
     """A method by name with hyper-parameters; unknown ones are refused with the closest legal name."""
-    cls = method_class(name)
+    cls, (name, *wrappers) = method_class(name), name.split("+")
     legal = list(cls.__dataclass_fields__)
+    around = [_wrapper_class(wrapper) for wrapper in wrappers]
+    outer = {key: value for key, value in settings.items() if any(key in _own(w) for w in around) and key not in legal}
+    settings = {key: value for key, value in settings.items() if key not in outer}
     for key in settings:
         if key not in legal:
             close = get_close_matches(key, legal, 1)
             hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(legal) or 'none'}"
             raise InputError(f"{name} has no hyper-parameter {key!r}", hint)
-    return cls(**{**METHODS[name].preset, **settings})
+    method: Method = cls(**{**METHODS[name].preset, **settings})
+    for wrapper in around:
+        method = wrapper(method, **{key: value for key, value in outer.items() if key in _own(wrapper)})
+    return method
+
+
+def _wrapper_class(name: str) -> Any:
+    return getattr(importlib.import_module("fedapa.methods.wrap"), WRAPPERS[name])
+
+
+def _own(wrapper: Any) -> list[str]:
+    return [name for name in wrapper.__dataclass_fields__ if name != "inner"]

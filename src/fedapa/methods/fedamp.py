@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core import weights
-from fedapa.core.tree import Tree, with_rows
+from fedapa.core.tree import Tree, grown, with_rows
 from fedapa.errors import InputError
 from fedapa.methods.fedprox import pull
 from fedapa.methods.method import Method, hyper
@@ -90,6 +90,10 @@ class FedAMP(Method):
         inner[own] = weights.inner_products(new, omega)
         inner[:, own] = inner[own].T
         return {"omega": omega, "gram": inner}
+
+    def admit(self, task: Task, server: Tree) -> Tree:
+        omega = grown({"omega": server["omega"]}, self.init(task, 0)[0])["omega"]
+        return {"omega": omega, "gram": weights.inner_products(list(omega), omega)}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

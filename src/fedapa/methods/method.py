@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from torch import Tensor
 
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
 from fedapa.task.local import Local
 from fedapa.task.task import Task
@@ -88,6 +88,18 @@ class Method(ABC):
     def ordered(self) -> bool:
         """``absorb`` plays uploads one after another, so the loop's ascending order is part of the method."""
         return False
+
+    @property
+    def jumps(self) -> bool:
+        """A tiny difference between two engines may move an upload by a whole step (rounding, choosing the largest)."""
+        return False
+
+    def admit(self, task: Task, server: Tree) -> Tree:
+        """The server's state with room for one more client, the last of ``task``; nobody else's part changes.
+
+        It starts from the mean of the others' rows, with itself alone in a matrix of weights.
+        """
+        return grown(server, self.init(task, 0)[0])
 
     def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
         """The loss that a server step claims to descend: the trainables of ``new`` on everything else of ``old``."""

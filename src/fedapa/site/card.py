@@ -138,6 +138,6 @@ def _limits() -> str:
     )
 
 
-def privacy_of(method: Method) -> list[str]:
+def privacy_of(method: Method, rounds: int) -> list[str]:
     """What a method says about the protection that it adds."""
-    return list(getattr(method, "promises", lambda: [])())
+    return list(getattr(method, "promises", lambda _: [])(rounds))

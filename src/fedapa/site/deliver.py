@@ -41,13 +41,13 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     point = last_checkpoint(run, parts.plan.rounds)
     client = parts.data.clients[i]
     own = load_own(config, parts.plan.seed) if config.sites is not None else None
-    schema = own.schemas[i] if own is not None else _plain_schema(parts)
+    schema = own.schemas[i] if own is not None else plain_schema(parts)
     state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
     p = probabilities(parts.method, parts.task, state, client.test.x)
     facts = _facts(config, parts, point, i, p)
     base, settings = settings_of(config, config.methods[0])
     card = write_card(facts, schema, score_run(run) if scored is None else scored)
-    sites = Sites() if own is None else described(_sites(config), _data_dir(config))
+    sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
     about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name}
     model = config.model.model_dump()
     folder = write_model(
@@ -64,16 +64,16 @@ def _names(config: Config) -> list[str]:
     return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
 
 
-def _sites(config: Config) -> Sites:
+def sites_of(config: Config) -> Sites:
     assert config.sites is not None
     return Sites(**config.sites.model_dump(mode="python"))
 
 
-def _data_dir(config: Config) -> Path | None:
+def data_dir_of(config: Config) -> Path | None:
     return None if config.data.data_dir is None else Path(config.data.data_dir)
 
 
-def _plain_schema(parts: Parts) -> Schema:
+def plain_schema(parts: Parts) -> Schema:
     """Images and arrays of a shipped data set: classes by number."""
     classes = {str(c): (str(c),) for c in range(parts.data.classes)}
     mode = {1: "L", 3: "RGB"}.get(parts.data.shape[0], "") if len(parts.data.shape) == 3 else ""
@@ -93,7 +93,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(
         client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, *counted, own, shares,
-        names, privacy_of(parts.method),
+        names, privacy_of(parts.method, parts.plan.rounds),
     )  # fmt: skip
 
 

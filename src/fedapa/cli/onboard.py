@@ -1,0 +1,46 @@
+"""fedapa onboard RUN FILE"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command(short_help="Add a client to a finished federation")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the new client; default that of its file.")
+@click.option("--rounds", type=click.IntRange(1), help="Visits; default as many as the run has rounds.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/joined/NAME.")
+@ui.format_option
+def command(run: Path, file: Path, name: str | None, rounds: int | None, out: Path | None, form: str) -> None:
+    """Add a client with the data FILE to the run RUN, finished or going, without retraining the others.
+
+    Compares three models on the new client's own test rows: trained alone, the mean of the others' models, and what
+    the federation makes of it by the rule of its method. The model goes to OUT/site-model, the server's state with
+    the new client to OUT/checkpoints; RUN stays as it is.
+    """
+    from fedapa.config.experiment import read_config
+    from fedapa.site.onboard import onboard
+    from fedapa.site.silo import readable
+
+    who = name or file.stem
+    total = rounds or read_config(run).run.rounds
+    with ui.progress() as bar:
+        task = bar.add_task(f"onboarding {who}", total=total, note="")
+        found = onboard(run, who, file, out or run / "joined" / who, rounds, lambda t: bar.advance(task))
+    if form == "json":
+        scores = {k: {"accuracy": found.accuracy[k]._asdict(), "auc": found.auc[k]._asdict()} for k in found.accuracy}
+        ui.dump({"name": who, "rows": found.rows, "models": scores, "weights": found.weights, "folder": found.folder})
+        return
+    rows = [
+        {"model": k, "accuracy %": readable(found.accuracy[k], 100, 1), "AUC": readable(found.auc[k])}
+        for k in found.accuracy
+    ]
+    ui.show(rows, form, title=f"{who}: {found.rows[0]} train and {found.rows[1]} test rows, 95 % bootstrap intervals")
+    if found.weights:
+        click.echo("weights: " + ", ".join(f"{k} {v:.3f}" for k, v in found.weights.items()))
+    ui.say(f"written to {found.folder}")

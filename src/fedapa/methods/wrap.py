@@ -1,0 +1,281 @@
+"""Privacy and bandwidth as wrappers: any method with its uploads made smaller, or clipped and noised.
+
+A wrapper codes what a client sends and decodes it before the server learns; the method inside knows nothing of it.
+Where the server sent a tensor of the same name and shape, the change against it is coded, which is much smaller than
+the tensor itself. What comes down is left as it is. By name: ``fedapa+quantised``, ``fedavg+noised+quantised``; the
+first named is the innermost.
+
+quantised  every number as one of 2^bits levels between the smallest and the largest change, rounded at random so that
+           its expectation is exact (QSGD, Alistarh et al. 2017, with one range per tensor). Hides nothing.
+top        only the largest changes, with their places; the rest is remembered at the client and added to its next
+           change (error feedback, Stich et al. 2018). Hides nothing.
+noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` times that norm (McMahan et al. 2018),
+           added at the client: the server never sees it clean. Protects a client's whole contribution to the messages:
+           (epsilon, delta) against whoever sees all its uploads, the server included, compared with a client that had
+           sent no change. It does not protect the number of train rows, that the client takes part, what the model on
+           site says of its own rows, or a single row better than the whole. Sampling of clients counts for nothing,
+           since the server knows who took part. Models are the worse for the noise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.errors import InputError
+from fedapa.methods.method import Method, Schedule, When, hyper
+from fedapa.task.local import Local
+from fedapa.task.task import Task
+
+SMALL = 16  # tensors of fewer numbers travel as they are: coding them would save nothing
+
+
+@dataclass(frozen=True)
+class Wrapped(Method):
+    """All that a wrapper leaves to the method inside it."""
+
+    inner: Method
+
+    @abstractmethod
+    def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
+        """What travels instead of ``up``."""
+
+    def decode(self, down: Tree, up: Tree) -> Tree:
+        """What the method inside is given for it."""
+        return up
+
+    def promises(self, rounds: int) -> list[str]:
+        """What a model card may say about protection."""
+        return list(getattr(self.inner, "promises", lambda _: [])(rounds))
+
+    def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
+        return self.inner.init(task, seed)
+
+    def send(self, task: Task, server: Tree, i: int) -> Tree:
+        return self.inner.send(task, server, i)
+
+    def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        return self.inner.receive(task, client, down, local)
+
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        client, up = self.inner.train(task, client, down, local)
+        return client, self.encode(task, down, up, local)
+
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
+        plain = [self.decode(downs[k], up) for k, up in enumerate(ups)]
+        return self.inner.absorb(task, server, ids, downs, plain)
+
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        return self.inner.predict(task, client, x)
+
+    def phase(self, down: Tree) -> int:
+        return self.inner.phase(down)
+
+    def watch(self, server: Tree) -> Tree:
+        return self.inner.watch(server)
+
+    def admit(self, task: Task, server: Tree) -> Tree:
+        return self.inner.admit(task, server)
+
+    @property
+    def evaluated(self) -> When:
+        return self.inner.evaluated
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.inner.schedule
+
+    @property
+    def ordered(self) -> bool:
+        return self.inner.ordered
+
+    @property
+    def resting(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.resting
+
+    @property
+    def adapts(self) -> bool:  # type: ignore[override]
+        return self.inner.adapts
+
+    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
+        sent = {name: leaf.to(torch.float32) for name, leaf in self.send(task, old, i).items()}
+        return self.inner.surrogate(task, old, new, i, self.decode(sent, up))
+
+    def bare(self) -> Method:
+        return replace(self, inner=self.inner.bare())
+
+
+@dataclass(frozen=True)
+class Quantised(Wrapped):
+    bits: int = hyper(8, "bits per number of an upload", 1, 16)
+
+    @property
+    def jumps(self) -> bool:
+        return True
+
+    def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
+        coded: Tree = {}
+        for name, leaf in up.items():
+            if not _is_coded(leaf):
+                coded[name] = leaf
+                continue
+            change = _change(down, name, leaf)
+            low, high = change.min(), change.max()
+            levels = 2**self.bits - 1
+            place = (change - low) / (high - low).clamp(min=1e-30) * levels
+            shift = torch.from_numpy(local.random().random(place.numel(), dtype=np.float32))
+            codes = (place + shift).floor().clamp(0, levels).to(torch.int32)
+            coded |= {f"{name}.codes": pack(codes, self.bits), f"{name}.range": torch.stack([low, high])}
+            coded |= _shape(down, name, leaf)
+        return coded
+
+    def decode(self, down: Tree, up: Tree) -> Tree:
+        plain = _uncoded(up)
+        for name in _coded(up, ".codes"):
+            low, high = up[f"{name}.range"]
+            shape = _shape_of(down, up, name)
+            codes = unpack(up[f"{name}.codes"], self.bits, shape.numel()).to(low.dtype)
+            plain[name] = _restored(down, name, low + codes / (2**self.bits - 1) * (high - low), shape)
+        return plain
+
+
+@dataclass(frozen=True)
+class Top(Wrapped):
+    share: float = hyper(0.1, "share of the numbers of an upload that travel", 0.0001, 1.0)
+
+    @property
+    def jumps(self) -> bool:
+        return True
+
+    def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
+        coded: Tree = {}
+        for name, leaf in up.items():
+            if not _is_coded(leaf):
+                coded[name] = leaf
+                continue
+            kept, change = f"feedback/{name}", _change(down, name, leaf)
+            change = change + local.memory.get(kept, torch.zeros_like(change))
+            count = max(1, round(self.share * change.numel()))
+            places = change.abs().topk(count).indices.sort().values
+            left = change.clone()
+            left[places] = 0.0
+            local.memory = {**local.memory, kept: left}
+            coded |= {f"{name}.places": places.to(torch.int32), f"{name}.values": change[places]}
+            coded |= _shape(down, name, leaf)
+        return coded
+
+    def decode(self, down: Tree, up: Tree) -> Tree:
+        plain = _uncoded(up)
+        for name in _coded(up, ".places"):
+            shape, values = _shape_of(down, up, name), up[f"{name}.values"]
+            change = values.new_zeros(shape.numel())
+            places = up[f"{name}.places"].long().clamp(0, len(change) - 1)  # a hostile place is still a place
+            plain[name] = _restored(down, name, change.index_put((places,), values), shape)
+        return plain
+
+
+@dataclass(frozen=True)
+class Noised(Wrapped):
+    norm: float = hyper(1.0, "largest norm of a client's whole change", 1e-6)
+    noise: float = hyper(1.0, "standard deviation of the noise, in norms", 0.0)
+    delta: float = hyper(1e-5, "delta of the account", 1e-12, 0.5)
+
+    def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
+        for name, leaf in up.items():
+            if name != "n" and not _has_reference(down, name, leaf):
+                raise InputError(
+                    f"{type(self.inner).__name__} uploads {name}, which is no model that was sent before",
+                    "noised uploads are known for methods that send models back: fedavg, fedper, fedapa, ...",
+                )
+        changes = {name: _change(down, name, leaf) for name, leaf in up.items() if name != "n"}
+        total = torch.stack([change.norm() for change in changes.values()]).norm()
+        scale, random = (self.norm / total.clamp(min=1e-30)).clamp(max=1.0), local.random()
+        noised = {
+            name: change * scale + self.noise * self.norm * _gauss(random, change) for name, change in changes.items()
+        }
+        return {**up, **{name: _restored(down, name, change, up[name].shape) for name, change in noised.items()}}
+
+    def epsilon(self, rounds: int) -> float:
+        """Of a client that took part in this many rounds, by opacus' RDP accountant; infinite without noise."""
+        if self.noise == 0.0:
+            return float("inf")
+        try:
+            from opacus.accountants import RDPAccountant
+        except ImportError:
+            raise InputError("the privacy account needs opacus", "pip install 'fedapa[privacy]'") from None
+        accountant = RDPAccountant()
+        accountant.history = [(self.noise, 1.0, rounds)]
+        return float(accountant.get_epsilon(self.delta))
+
+    def promises(self, rounds: int) -> list[str]:
+        try:
+            spent = f"epsilon {self.epsilon(rounds):.3g} at delta {self.delta:g} over {rounds} rounds (RDP account)"
+        except InputError as error:
+            spent = f"{error.message}: {error.hint}"
+        clipped = f"Uploads are clipped to norm {self.norm:g} and carry noise of {self.noise:g} norms: {spent}"
+        what = "for the site's whole contribution to its uploads; number of rows and the model on site are not covered"
+        return [*super().promises(rounds), f"{clipped}, {what}."]
+
+
+# ------------------------------------------------------------------------------------------------------- coding
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers below 2^bits as bytes without a gap."""
+    if bits == 8:
+        return codes.to(torch.uint8)
+    digits = (codes.numpy()[:, None] >> np.arange(bits)) & 1
+    return torch.from_numpy(np.packbits(digits.astype(np.uint8)))
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    if bits == 8:
+        return packed.to(torch.int32)
+    digits = np.unpackbits(packed.numpy(), count=count * bits).reshape(count, bits)
+    return torch.from_numpy((digits.astype(np.int32) << np.arange(bits)).sum(1))
+
+
+def _is_coded(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() and leaf.numel() >= SMALL
+
+
+def _has_reference(down: Tree, name: str, leaf: Tensor) -> bool:
+    return name in down and down[name].shape == leaf.shape
+
+
+def _change(down: Tree, name: str, leaf: Tensor) -> Tensor:
+    """What is new about a tensor, as one row of numbers."""
+    return (leaf - down[name] if _has_reference(down, name, leaf) else leaf).reshape(-1)
+
+
+def _restored(down: Tree, name: str, change: Tensor, shape: torch.Size) -> Tensor:
+    whole = change.reshape(shape)
+    return down[name] + whole if name in down and down[name].shape == shape else whole
+
+
+def _shape(down: Tree, name: str, leaf: Tensor) -> Tree:
+    """The shape travels where the server cannot know it from what it sent."""
+    return {} if _has_reference(down, name, leaf) else {f"{name}.shape": torch.tensor(leaf.shape)}
+
+
+def _shape_of(down: Tree, up: Tree, name: str) -> torch.Size:
+    return torch.Size(up[f"{name}.shape"].tolist()) if f"{name}.shape" in up else down[name].shape
+
+
+def _coded(up: Tree, ending: str) -> list[str]:
+    return [name.removesuffix(ending) for name in up if name.endswith(ending)]
+
+
+def _uncoded(up: Tree) -> Tree:
+    coded = {*_coded(up, ".codes"), *_coded(up, ".places")}
+    return {name: leaf for name, leaf in up.items() if name.rpartition(".")[0] not in coded}
+
+
+def _gauss(random: np.random.Generator, like: Tensor) -> Tensor:
+    return torch.from_numpy(random.standard_normal(like.numel(), dtype=np.float32))

@@ -1,0 +1,165 @@
+"""Coded uploads: by hand, by expectation, and every law."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from fedapa.core.tree import count_bytes, grown
+from fedapa.data.federated import Split
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import METHODS, make
+from fedapa.methods.fedapa import FedAPA
+from fedapa.methods.fedavg import FedAvg
+from fedapa.methods.wrap import Noised, Quantised, Top, pack, unpack
+from fedapa.task.local import Local
+from fedapa.verify import LAWS
+from fedapa.verify.case import Case
+
+CASE = Case(FedAPA())
+
+
+def toolbox(memory: dict[str, torch.Tensor] | None = None, round: int = 0) -> Local:
+    data = Split(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64))
+    return Local(CASE.task, 0, round, 3, data, memory or {})
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised", "fedproto+quantised"])
+def test_law(name: str, law: str) -> None:
+    LAWS[law](Case(make(name)))
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8, 11, 16])
+def test_packing_is_exact_and_tight(bits: int) -> None:
+    codes = torch.from_numpy(np.random.default_rng(0).integers(0, 2**bits, 100).astype(np.int32))
+    packed = pack(codes, bits)
+    assert len(packed) == math.ceil(100 * bits / 8)
+    assert torch.equal(unpack(packed, bits, 100), codes)
+
+
+def test_quantised_changes_are_right_on_average() -> None:
+    method, down = Quantised(FedAvg(), bits=2), {"omega": torch.full((32,), 5.0)}
+    up = {"omega": 5.0 + torch.linspace(-1, 2, 32), "n": torch.tensor([7.0])}
+    found = [method.decode(down, method.encode(CASE.task, down, up, toolbox(round=t)))["omega"] for t in range(3000)]
+    levels = {round(float(v), 4) for v in torch.cat(found)}
+    assert levels == {4.0, 5.0, 6.0, 7.0}  # four levels from the smallest to the largest change
+    torch.testing.assert_close(torch.stack(found).mean(0), up["omega"], atol=0.05, rtol=0)
+
+
+def test_quantised_uploads_cost_their_bits() -> None:
+    up = {"theta": torch.randn(1000), "n": torch.tensor([7.0])}
+    for bits in (4, 8):
+        coded = Quantised(FedAvg(), bits=bits).encode(CASE.task, {"theta": torch.zeros(1000)}, up, toolbox())
+        assert count_bytes(coded) == 1000 * bits // 8 + 8 + 4
+    raw = Quantised(FedAvg()).encode(CASE.task, {}, {"means": torch.randn(20, 5)}, toolbox())
+    assert Quantised(FedAvg()).decode({}, raw)["means"].shape == (20, 5)
+
+
+def test_what_was_left_out_is_sent_later() -> None:
+    """Changes 1..20, a tenth of them travels: 19 and 20 first, then 17 + 17 and 18 + 18."""
+    method, down = Top(FedAvg(), share=0.1), {"omega": torch.zeros(20)}
+    up, local = {"omega": torch.arange(1.0, 21.0)}, toolbox()
+    first = method.encode(CASE.task, down, up, local)
+    assert (first["omega.places"].tolist(), first["omega.values"].tolist()) == ([18, 19], [19.0, 20.0])
+    assert local.memory["feedback/omega"].tolist() == [*range(1, 19), 0, 0]
+    second = method.encode(CASE.task, down, up, toolbox(local.memory))
+    assert (second["omega.places"].tolist(), second["omega.values"].tolist()) == ([16, 17], [34.0, 36.0])
+    plain = method.decode(down, first)["omega"]
+    assert plain.tolist() == [0.0] * 18 + [19.0, 20.0]
+
+
+def test_places_outside_change_nothing_outside() -> None:
+    method = Top(FedAvg(), share=0.1)
+    hostile = {"omega.places": torch.tensor([-5, 999], dtype=torch.int32), "omega.values": torch.ones(2)}
+    assert method.decode({"omega": torch.zeros(20)}, hostile)["omega"].shape == (20,)
+
+
+def test_clipping_and_noise() -> None:
+    down, up = {"theta": torch.ones(4)}, {"theta": torch.tensor([4.0, 5.0, 1.0, 1.0]), "n": torch.tensor([9.0])}
+    clean = Noised(FedAvg(), norm=1.0, noise=0.0).encode(CASE.task, down, up, toolbox())
+    torch.testing.assert_close(clean["theta"], torch.tensor([1.6, 1.8, 1.0, 1.0]))  # (3, 4) has norm 5
+    assert clean["n"].item() == 9.0
+    small = Noised(FedAvg(), norm=10.0, noise=0.0).encode(CASE.task, down, up, toolbox())
+    torch.testing.assert_close(small["theta"], up["theta"])
+    zero = {"theta": torch.zeros(20_000)}
+    noisy = Noised(FedAvg(), norm=2.0, noise=1.5).encode(CASE.task, zero, zero, toolbox())["theta"]
+    assert float(noisy.std()) == pytest.approx(3.0, rel=0.03)
+    with pytest.raises(InputError, match="FedProto uploads"):
+        case = Case(make("fedproto+noised"))
+        case.run(1)
+
+
+def exact_epsilon(noise: float, delta: float) -> float:
+    """The analytic Gaussian mechanism (Balle and Wang 2018): the smallest epsilon for this delta."""
+
+    def excess(epsilon: float) -> float:
+        a, b = 0.5 / noise, epsilon * noise
+        return float(stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b)) - delta
+
+    return float(optimize.brentq(excess, 0.0, 200.0))
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(4.0, 1), (10.0, 20), (5.0, 50)])
+def test_the_account_against_the_exact_one(noise: float, rounds: int) -> None:
+    """T rounds of Gaussian noise are one round of noise / sqrt(T); the RDP account may only be above that, not much."""
+    pytest.importorskip("opacus", reason="opacus is an extra")
+    found = Noised(FedAPA(), noise=noise).epsilon(rounds)
+    exact = exact_epsilon(noise / rounds**0.5, 1e-5)
+    assert exact <= found <= 1.25 * exact
+    assert Noised(FedAPA(), noise=0.0).epsilon(1) == math.inf
+    assert "epsilon" in Noised(FedAPA(), noise=noise).promises(rounds)[0]
+
+
+def test_names_and_settings() -> None:
+    method = make("fedapa+noised+quantised", eta=0.5, bits=4, norm=2.0)
+    assert method == Quantised(Noised(FedAPA(eta=0.5), norm=2.0), bits=4)
+    with pytest.raises(InputError, match="unknown wrapper 'zipped'"):
+        make("fedapa+zipped")
+    with pytest.raises(InputError, match="has no hyper-parameter 'bit'"):
+        make("fedapa+quantised", bit=3)
+    with pytest.raises(InputError, match="outside its legal range"):
+        make("fedapa+quantised", bits=17)
+
+
+# --- room for one more client --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_new_client_changes_nobody_elses_messages(name: str) -> None:
+    case = Case(make(name))
+    done, task = case.run(2), case.task
+    larger = replace(task, sizes=torch.cat([task.sizes, torch.tensor([9])]))
+    if name.startswith("pfedla"):
+        with pytest.raises(InputError, match="cannot take another client"):
+            case.method.admit(larger, done.server)
+        return
+    server = case.method.admit(larger, done.server)
+    like, _ = case.method.init(larger, 7)
+    assert {k: v.shape for k, v in server.items()} == {k: v.shape for k, v in like.items()}
+    new = case.method.send(larger, server, 4)
+    assert all(bool(torch.isfinite(leaf.float()).all()) for leaf in new.values())
+    if name not in ("apple", "fedamp", "fedamp-heur"):  # there everybody's message is made of everybody's model
+        for i in range(4):
+            before, after = case.method.send(task, done.server, i), case.method.send(larger, server, i)
+            assert all(torch.allclose(before[k], after[k], atol=1e-6) for k in before)
+
+
+def test_fedapa_starts_a_new_client_from_the_mean() -> None:
+    """The rule: theta_new is the mean of all rows, A_new = e_new."""
+    method, done = FedAPA(), CASE.run(2)
+    larger = replace(CASE.task, sizes=torch.cat([CASE.task.sizes, torch.tensor([9])]))
+    server = method.admit(larger, done.server)
+    torch.testing.assert_close(method.send(larger, server, 4)["theta"], done.server["theta"].mean(0))
+    assert server["A"][4].tolist() == [0, 0, 0, 0, 1]
+    assert server["A"][:4, 4].tolist() == [0, 0, 0, 0]
+
+
+def test_what_cannot_grow() -> None:
+    with pytest.raises(InputError, match="psi cannot take another client"):
+        grown({"psi": torch.zeros(3, 6)}, {"psi": torch.zeros(4, 8)})
