@@ -12,8 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapa.api import fit, load
-    from fedapa.data.federated import Federated, from_arrays
+    from fedapa.api import fit, from_files, load
+    from fedapa.data.federated import Federated, from_arrays, from_datasets
     from fedapa.errors import FedapaError, InputError, RunError
     from fedapa.methods.catalogue import make
     from fedapa.methods.fedapa import FedAPA
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Names are looked up on first use, so that `import fedapa` costs nothing and the command line starts fast.
 _HOMES = {
-    "fedapa.api": ("fit", "load"),
-    "fedapa.data.federated": ("Federated", "from_arrays"),
+    "fedapa.api": ("fit", "from_files", "load"),
+    "fedapa.data.federated": ("Federated", "from_arrays", "from_datasets"),
     "fedapa.errors": ("FedapaError", "InputError", "RunError"),
     "fedapa.methods.catalogue": ("make",),
     "fedapa.methods.fedapa": ("FedAPA",),
@@ -40,7 +40,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Batch", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method", "RunError",
-    "Task", "Training", "cross_entropy", "fit", "from_arrays", "hyper", "load", "make", "proximal",
+    "Task", "Training", "cross_entropy", "fit", "from_arrays", "from_datasets",
+    "from_files", "hyper", "load", "make", "proximal",
 ]  # fmt: skip
 
 

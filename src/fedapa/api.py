@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedapa.config.load import check
 from fedapa.data import partition as partitions
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
+from fedapa.data.sites import Sites, assemble
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.engines import Engine, kept_engine
@@ -35,6 +36,20 @@ def load(
     dataset = sources.load(source, None if data_dir is None else Path(data_dir))
     split = partitions.split(partition, dataset.y_train, dataset.y_test, clients, seed, **parameters)
     return federate(dataset, split, validation, seed)
+
+
+def from_files(
+    files: Mapping[str, str | Path] | Sequence[str | Path] = (),
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    **words: Any,
+) -> Federated:
+    """Own sites from their files, by the words of a config's section [sites]: ``from_files(["a.csv"], label="y")``."""
+    named = dict(files) if isinstance(files, Mapping) else [str(file) for file in files]
+    named = {name: str(file) for name, file in named.items()} if isinstance(named, dict) else named
+    checked = check({"sites": {"files": named, **words}}, name="from_files").sites
+    assert checked is not None
+    return assemble(Sites(**checked.model_dump()), seed, None if data_dir is None else Path(data_dir)).data
 
 
 def fit(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapa.data.federated import Federated, federate, from_arrays, set_aside, warnings
+from fedapa.data.federated import Federated, federate, from_arrays, from_datasets, set_aside, warnings
 from fedapa.data.partition import Partition, fingerprint, split
 from fedapa.data.sources import Dataset, load
 from fedapa.errors import InputError
@@ -209,3 +209,23 @@ def test_a_client_of_one_class_is_legal_and_mentioned() -> None:
         "client 1: all train samples are of class 0",
         "client 1: 1 of 2 test samples are of classes absent from its train set",
     ]
+
+
+def test_datasets_of_pytorch_and_of_rows() -> None:
+    from PIL import Image
+    from torch.utils.data import TensorDataset
+
+    x, y = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
+    pairs = TensorDataset(x, y)
+    rows = [{"pixels": value.numpy(), "label": int(label)} for value, label in pairs]
+    one = from_datasets({"a": (pairs, pairs)})
+    other = from_datasets({"a": (rows, rows)}, x="pixels", y="label")
+    assert torch.equal(one.clients[0].train.x, x)
+    assert one.fingerprint == other.fingerprint
+    image = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(2, 4, 3))
+    photos = [(image, 0), (image, 1)]
+    assert from_datasets({"a": (photos, photos)}).shape == (3, 2, 4)
+    with pytest.raises(InputError, match="row 0 has pixels, label"):
+        from_datasets({"a": (rows, rows)})
+    with pytest.raises(InputError, match="different shapes"):
+        from_datasets({"a": ([(torch.zeros(2), 0), (torch.zeros(3), 1)], pairs)})

@@ -30,7 +30,7 @@ def toolbox(memory: dict[str, torch.Tensor] | None = None, round: int = 0) -> Lo
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised", "fedproto+quantised"])
+@pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised"])
 def test_law(name: str, law: str) -> None:
     LAWS[law](Case(make(name)))
 
@@ -46,10 +46,10 @@ def test_packing_is_exact_and_tight(bits: int) -> None:
 def test_quantised_changes_are_right_on_average() -> None:
     method, down = Quantised(FedAvg(), bits=2), {"omega": torch.full((32,), 5.0)}
     up = {"omega": 5.0 + torch.linspace(-1, 2, 32), "n": torch.tensor([7.0])}
-    found = [method.decode(down, method.encode(CASE.task, down, up, toolbox(round=t)))["omega"] for t in range(3000)]
+    found = [method.decode(down, method.encode(CASE.task, down, up, toolbox(round=t)))["omega"] for t in range(500)]
     levels = {round(float(v), 4) for v in torch.cat(found)}
     assert levels == {4.0, 5.0, 6.0, 7.0}  # four levels from the smallest to the largest change
-    torch.testing.assert_close(torch.stack(found).mean(0), up["omega"], atol=0.05, rtol=0)
+    torch.testing.assert_close(torch.stack(found).mean(0), up["omega"], atol=0.12, rtol=0)
 
 
 def test_quantised_uploads_cost_their_bits() -> None:
@@ -90,9 +90,9 @@ def test_clipping_and_noise() -> None:
     zero = {"theta": torch.zeros(20_000)}
     noisy = Noised(FedAvg(), norm=2.0, noise=1.5).encode(CASE.task, zero, zero, toolbox())["theta"]
     assert float(noisy.std()) == pytest.approx(3.0, rel=0.03)
+    unknown = Case(make("fedproto+noised"))
     with pytest.raises(InputError, match="FedProto uploads"):
-        case = Case(make("fedproto+noised"))
-        case.run(1)
+        unknown.run(1)
 
 
 def exact_epsilon(noise: float, delta: float) -> float:

@@ -35,9 +35,8 @@ def write_hospital(path: Path, rows: int, seed: int) -> Path:
     for k in range(rows):
         ill = bool(rng.random() < 0.5)
         age = "" if rng.random() < 0.1 else f"{rng.normal(50, 9):.2f}"
-        lines.append(
-            f"P{seed}{k:04d},{age},{rng.normal(2.0 * ill, 1.0):.4f},{'AB'[int(rng.integers(2))]},{'ill' if ill else 'fine'}"
-        )
+        marker, ward = rng.normal(2.0 * ill, 1.0), "AB"[int(rng.integers(2))]
+        lines.append(f"P{seed}{k:04d},{age},{marker:.4f},{ward},{'ill' if ill else 'fine'}")
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -1,7 +1,7 @@
 """Data in the hands of clients: tensors per client, from a data set and a partition or from own arrays."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,6 +163,45 @@ def from_arrays(
         _per_channel("std", std, scale, shape),
         _content_fingerprint(data),
     )
+
+
+def from_datasets(
+    clients: Mapping[str, tuple[Any, Any]], x: str = "x", y: str = "y", classes: int | None = None
+) -> Federated:
+    """Clients from a train and a test data set each: PyTorch's, of (x, y), or Hugging Face's, of rows with columns.
+
+    Images become arrays of bytes, channels first; numbers become floats. Everything is held in memory.
+    """
+    arrays = [(*_gathered(who, train, x, y), *_gathered(who, test, x, y)) for who, (train, test) in clients.items()]
+    return from_arrays(arrays, classes, list(clients), name="datasets")
+
+
+def _gathered(who: str, dataset: Any, x: str, y: str) -> tuple[Array, Array]:
+    samples, labels = [], []
+    for k in range(len(dataset)):
+        row = dataset[k]
+        try:
+            sample, label = (row[x], row[y]) if isinstance(row, Mapping) else row
+        except (KeyError, ValueError, TypeError):
+            has = f"has {', '.join(row)}" if isinstance(row, Mapping) else "is no pair"
+            raise InputError(
+                f"client {who}: row {k} {has}", f"give pairs, or name the columns: x={x!r}, y={y!r}"
+            ) from None
+        samples.append(_sample(sample))
+        labels.append(int(label))
+    if len({sample.shape for sample in samples}) > 1:
+        raise InputError(f"client {who}: samples of different shapes", hint="bring all to one size first")
+    return np.stack(samples) if samples else np.zeros((0, 1), np.float32), np.array(labels, dtype=np.int64)
+
+
+def _sample(sample: Any) -> npt.NDArray[Any]:
+    """Bytes of an image with its channels first, or floats."""
+    image = np.asarray(sample)
+    if image.dtype != np.uint8:
+        return image.astype(np.float32)
+    if hasattr(sample, "getbands"):  # a PIL image
+        return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
+    return image
 
 
 def _names(names: Sequence[str] | None, clients: int) -> list[str]:

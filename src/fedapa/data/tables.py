@@ -131,7 +131,9 @@ def _check_file(path: Path) -> None:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _text(path: Path, header: Sequence[str], encoding: str) -> tuple[list[str], list[list[str]], list[int]]:
+def _text(
+    path: Path, header: Sequence[str], encoding: str
+) -> tuple[list[str], Sequence[Sequence[str | None]], list[int]]:
     text = _decoded(path, encoding)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text), strict=True)
     rows = _rows(path, reader)
@@ -206,7 +208,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path) -> tuple[list[str], list[list[str | None]], list[int]]:
+def _parquet(path: Path) -> tuple[list[str], Sequence[Sequence[str | None]], list[int]]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
