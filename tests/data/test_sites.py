@@ -71,7 +71,9 @@ def test_an_agreed_scaling_and_an_agreed_schema(tmp_path: Path) -> None:
     assert own.schemas[0] == own.schemas[1]
     (tmp_path / "schema.json").write_text(json.dumps(to_json(own.schemas[0])))
     alone = Sites({"south": str(tmp_path / "south.csv")}, label="outcome", schema_file=str(tmp_path / "schema.json"))
-    assert assemble(alone).schemas == (own.schemas[0],)
+    mine = assemble(alone)
+    assert mine.schemas == (own.schemas[0],)
+    assert torch.equal(mine.data.clients[0].test.x, own.data.clients[1].test.x)  # its split is its own
     (tmp_path / "short.csv").write_text("age,outcome\n1,no\n2,yes\n")
     with pytest.raises(InputError, match=r"site s has no column 'dose' \(short.csv\), the schema has one"):
         assemble(replace(alone, files={"s": str(tmp_path / "short.csv")}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def _inspect(wanted: Any, out: Path, form: str) -> None:
     from dataclasses import replace
 
     from fedapa.data.sites import assemble
+    from fedapa.run.checkpoint import write_atomically
     from fedapa.site import describe
 
     tables = {} if wanted.image_column else {k: Path(f) for k, f in wanted.files.items() if _is_table(Path(f))}
@@ -88,9 +90,8 @@ def _inspect(wanted: Any, out: Path, form: str) -> None:
     notes = [warned.text if len(tables) < 2 else f"{name}: {warned.text}" for name, warned in found]
     notes += [*own.notes, *(f"left out: {name}" for name in wanted.drop)]
     clients = [_site_row(client, own.schemas[0]) for client in own.data.clients]
-    from fedapa.run.checkpoint import write_atomically
-
-    write_atomically(out, describe.config_text(wanted, out.absolute().parent, _said(wanted), notes).encode())
+    said = shlex.join(["fedapa", *sys.argv[1:]])
+    write_atomically(out, describe.config_text(wanted, out.absolute().parent, said, notes).encode())
     if form == "json":
         ui.dump({"columns": {name: p.columns for name, p in profiles.items()}, "sites": clients, "notes": notes,
                  "inputs": own.schemas[0].inputs, "written": str(out)})  # fmt: skip
@@ -105,10 +106,6 @@ def _inspect(wanted: Any, out: Path, form: str) -> None:
 
 def _is_table(path: Path) -> bool:
     return not path.is_dir() and path.suffix.lower() != ".npz"
-
-
-def _said(wanted: Any) -> str:
-    return f"fedapa data inspect {' '.join(wanted.files.values())} --label {wanted.label}"
 
 
 def _site_row(client: Any, schema: Any) -> dict[str, Any]:

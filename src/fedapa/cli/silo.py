@@ -50,9 +50,10 @@ def run(
 
 
 def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, form: str) -> None:
+    from fedapa.data.schema import to_json
     from fedapa.run.checkpoint import write_json
     from fedapa.site import silo
-    from fedapa.site.deliver import deliver_all
+    from fedapa.site.deliver import agreed_schema, deliver_all
 
     scored = []
     with ui.progress() as bar:
@@ -62,6 +63,7 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, form: str) ->
             bar.advance(task)
     everything = silo.as_dict(scored)
     write_json(out / "silo.json", everything)
+    write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
     delivered = deliver_all(folder, scored, out / "sites")
     if form == "json":

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from fedapa.data.images import in_folder, mode_of, paths_beside, read_images
 from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
-from fedapa.data.tables import Cells, Mask, Table, canonical, no_such_column, read_table
+from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
 
 Labels = npt.NDArray[np.int64]
@@ -83,15 +84,20 @@ def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None, agreed: 
     schema = _agreed(sites, found, agreed)
     codes = {name: _codes(name, schema, material) for name, material in found.items()}
     tests = {}
-    for i, (name, material) in enumerate(found.items()):
+    for name, material in found.items():
         x = _plain(schema, material)
-        tests[name], told = _test_mask(sites, name, x, codes[name], material, np.random.default_rng([seed, i]))
+        tests[name], told = _test_mask(sites, name, x, codes[name], material, _stream(seed, name))
         notes += told
     notes += _seen_elsewhere(schema, found, codes)
     fitted = _fitted(sites, schema, found, tests)
     data = _federated(sites, found, codes, tests, fitted, seed)
     held = tuple(None if m.rows is None else m.rows.take(tests[name]) for name, m in found.items())
     return Own(data, tuple(fitted.values()), tuple(notes), held)
+
+
+def _stream(seed: int, name: str, *key: int) -> np.random.Generator:
+    """Of a site's name, so that its split is the same in a simulation and at the site alone."""
+    return np.random.default_rng([seed, crc32(name.encode()), *key])
 
 
 def described(sites: Sites, data_dir: Path | None = None) -> Sites:
@@ -219,9 +225,15 @@ def _labelled(name: str, sites: Sites, material: Material) -> tuple[Material, li
     if not known.any():
         raise InputError(f"site {name}: no row has a label in '{sites.label}'", "is it the right column?")
     note = f"site {name}: {int((~known).sum())} rows without a label are left out"
-    keep = {key: None if (v := getattr(material, key)) is None else v[known] for key in ("labels", "keys", "x")}
-    tables = {key: None if (t := getattr(material, key)) is None else t.take(known) for key in ("table", "rows")}
-    return material._replace(**keep, **tables), [note]
+    kept = Material(
+        material.labels[known],
+        None if material.keys is None else material.keys[known],
+        None if material.table is None else material.table.take(known),
+        None if material.rows is None else material.rows.take(known),
+        None if material.x is None else material.x[known],
+        material.mode,
+    )
+    return kept, [note]
 
 
 # --- agreeing ------------------------------------------------------------------------------------
@@ -273,7 +285,7 @@ def _classes(sites: Sites, found: Mapping[str, Material]) -> dict[str, tuple[str
     if len(labels) < 2:
         raise InputError(f"the label '{sites.label}' has the one value {labels[0]}", "is it the right column?")
     rows = sum(len(material.labels) for material in found.values())
-    if len(labels) > max(20, rows // 10) and all(schemas.as_number(label) is not None for label in labels):
+    if len(labels) > max(20, rows // 10) and all(as_number(label) is not None for label in labels):
         raise InputError(
             f"the label '{sites.label}' has {len(labels)} different numbers: a measurement rather than a class?",
             "only classification is known: cut it into classes first",
@@ -372,10 +384,10 @@ def _federated(
 ) -> Federated:  # fmt: skip
     inputs = {name: _inputs(fitted[name], material) for name, material in found.items()}
     parts, held = [], {}
-    for i, name in enumerate(found):
+    for name in found:
         x, y, test = inputs[name], codes[name], tests[name]
         train = np.flatnonzero(~test)
-        aside = set_aside(y[train], sites.validation, np.random.default_rng([seed, i, 1]))
+        aside = set_aside(y[train], sites.validation, _stream(seed, name, 1))
         held[name] = train[aside]
         parts.append((x[train[~aside]], y[train[~aside]], x[test], y[test]))
     classes = len(next(iter(fitted.values())).classes)

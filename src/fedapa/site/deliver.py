@@ -12,7 +12,7 @@ import numpy as np
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of
 from fedapa.config.schema import Config
-from fedapa.data.schema import Schema
+from fedapa.data.schema import Schema, unscaled
 from fedapa.data.sites import Own, Sites, described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
@@ -64,6 +64,12 @@ def _names(config: Config) -> list[str]:
     return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
 
 
+def agreed_schema(config: Config) -> Schema:
+    """What all sites must share: the layout, and where they agreed on it the scaling."""
+    schema = load_own(config, config.seeds[0]).schemas[0]
+    return schema if sites_of(config).scaling == "federated" else unscaled(schema)
+
+
 def sites_of(config: Config) -> Sites:
     assert config.sites is not None
     return Sites(**config.sites.model_dump(mode="python"))
@@ -85,15 +91,15 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     names = [other.name for other in parts.data.clients]
     y = client.test.y.numpy()
     weights = parts.method.watch(point.state.server).get("A")
-    counted = [part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test)]
+    trained, tested = (part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test))
     own = {
         "accuracy": statistics.bootstrap(y, p, statistics.accuracy),
         "auc": statistics.bootstrap(y, p, statistics.auc),
     }
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(
-        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, *counted, own, shares,
-        names, privacy_of(parts.method, parts.plan.rounds),
+        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
+        tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,17 @@ def config_text(sites: Sites, folder: Path, said: str, notes: Sequence[str]) -> 
         "seeds": list(range(10)),
         "sites": own,
         "model": {"name": "mlp"},
-        "training": {"lr": 0.01, "batch": 32, "drop_last": False, "keep_momentum": False},
+        "training": {"lr": 0.02, "batch": 16, "drop_last": False, "keep_momentum": False},
         "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 20},
     }
     comments = [f"# Written by: {said}", *(f"# note: {note}" for note in notes)]
-    return "\n".join(comments) + "\n" + tomli_w.dumps(content)
+    return "\n".join(comments) + "\n" + re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", _on_one_line, tomli_w.dumps(content))
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """Short lists are read more easily in one line."""
+    line = " ".join(part.strip() for part in found.group(1).splitlines()).rstrip(",")
+    return f"[{line}]" if len(line) < 100 else found.group(0)
 
 
 def _plain(value: Any) -> Any:

@@ -148,11 +148,11 @@ def _write(
 ) -> Path:  # fmt: skip
     config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
     base, settings = settings_of(config, config.methods[0])
-    counted = [part.y.bincount(minlength=own.data.classes).tolist() for part in (client.train, client.test)]
+    trained, tested = (part.y.bincount(minlength=own.data.classes).tolist() for part in (client.train, client.test))
     known, scores = entry(base), {"accuracy": accuracy["onboarded"], "auc": area["onboarded"]}
     facts = Facts(
-        client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, *counted,
-        scores, weights, task.names, privacy_of(parts.method, rounds),
+        client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
+        tested, scores, weights, task.names, privacy_of(parts.method, rounds),
     )  # fmt: skip
     card = write_card(facts, schema, [])
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
