@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hospitals import write_hospital, write_hospitals
+from PIL import Image
 
 from command import Call
 from fedapa.config.experiment import assemble, read_config
@@ -267,6 +268,64 @@ def test_words_of_a_config_are_those_of_sites() -> None:
     from fedapa.config.schema import SitesConfig
 
     assert set(SitesConfig.model_fields) == set(vars(Sites()))
+
+
+def test_an_edited_wire_json(fedapa: Call, tmp_path: Path) -> None:
+    config = write_hospitals(tmp_path)
+    words = ("site", "dry-run", config, "--site", "south", "--set", "run.rounds=1")
+    assert fedapa(*words).code == 0
+    first = (tmp_path / "wire.json").read_text()
+    assert fedapa(*words).code == 0  # untouched: written again
+    assert (tmp_path / "wire.json").read_text() == first
+    (tmp_path / "wire.json").write_text(first.replace('"float32"', '"float64"'))
+    answer = fedapa(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert "wire.json was edited after it was written" in answer.err
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def write_photos(folder: Path, seed: int) -> None:
+    """Dark and bright squares."""
+    rng = np.random.default_rng(seed)
+    for kind, level in (("bright", 200), ("dark", 60)):
+        (folder / kind).mkdir(parents=True)
+        for k in range(12):
+            pixels = np.clip(rng.normal(level, 30, (6, 6)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / kind / f"{k}.png")
+
+
+def test_images_from_folders_to_predictions(fedapa: Call, tmp_path: Path) -> None:
+    for k, site in enumerate(("north", "south")):
+        write_photos(tmp_path / site, k)
+    assert fedapa("data", "inspect", "north", "south").code == 0
+    ran = fedapa("silo", "run", "site.toml", "--out", "out", "--seeds", "1", "--method", "fedapa")
+    assert ran.code == 0, ran.err
+    answer = fedapa("predict", "out/sites/north/site-model", "north/bright")
+    found = rows_of(answer.out)
+    assert len(found) == 12
+    assert sum(row["label"] == "bright" for row in found) >= 11
+    Image.new("L", (9, 9)).save(tmp_path / "south" / "dark" / "odd.png")
+    sizes = fedapa("silo", "run", "site.toml", "--seeds", "1", "--set", "sites.test=0.3")
+    assert (sizes.code, "odd.png has 9x9 pixels, 0.png has 6x6" in sizes.err) == (2, True)
+    (tmp_path / "south" / "dark" / "odd.png").write_bytes(b"no image")
+    broken = fedapa("silo", "run", "site.toml", "--seeds", "1", "--set", "sites.test=0.3")
+    assert (broken.code, "odd.png is not a readable image" in broken.err) == (2, True)
+    assert len(broken.err.splitlines()) == 2
+
+
+def test_export_of_a_run_on_a_shipped_data_set(fedapa: Call, small: Path, tmp_path: Path) -> None:
+    assert fedapa("run", small, "--method", "fedavg", "--set", "run.rounds=1", "--out", "runs/x").code == 0
+    answer = fedapa("export", "runs/x/fedavg-seed0", "--client", "2")
+    assert answer.code == 0, answer.err
+    from fedapa.config.experiment import assemble as put_together
+
+    x = put_together(read_config(tmp_path / "runs/x/fedavg-seed0")).data.clients[2].test.x.numpy()
+    np.savez(tmp_path / "new.npz", x=x)
+    found = rows_of(fedapa("predict", "runs/x/fedavg-seed0/clients/2/site-model", "new.npz").out)
+    assert len(found) == len(x)
+    assert set(found[0]) == {"sample", "class", *(f"p({k})" for k in range(10))}
 
 
 # --- a client that comes later -------------------------------------------------------------------

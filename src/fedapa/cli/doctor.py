@@ -13,7 +13,7 @@ from fedapa.cli import ui
 @ui.format_option
 def command(form: str) -> None:
     """Check versions, engines, data sets and folders; says how to mend what is missing."""
-    ui.show([*_system(), *_engines(), *_data()], form)
+    ui.show([*_system(), *_engines(), *_extras(), *_data()], form)
 
 
 def _system() -> list[dict[str, Any]]:
@@ -37,6 +37,18 @@ def _engines() -> list[dict[str, Any]]:
         {"what": "engine vmap", "state": "ok", "note": many},
         {"what": "engine native", "state": "ok" if built else "missing", "note": why},
     ]
+
+
+def _extras() -> list[dict[str, Any]]:
+    from importlib.util import find_spec
+
+    extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
+              "privacy": ("opacus", "the account of noised uploads")}  # fmt: skip
+    return [
+        {"what": f"extra {name}", "state": "ok" if find_spec(package) else "missing",
+         "note": use if find_spec(package) else f"{use}: pip install 'fedapa[{name}]'"}
+        for name, (package, use) in extras.items()
+    ]  # fmt: skip
 
 
 def _data() -> list[dict[str, Any]]:

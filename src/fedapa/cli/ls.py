@@ -9,7 +9,7 @@ import click
 from fedapa.cli import ui
 
 TITLES = {
-    "methods": "methods (KiB: LeNet-5 on CIFAR-10, 20 clients)",
+    "methods": "methods (KiB: LeNet-5 on CIFAR-10, 20 clients); also as NAME+quantised, NAME+top, NAME+noised",
     "presets": "presets",
     "datasets": "datasets",
     "models": "models",

@@ -1,13 +1,10 @@
-"""fedapa site dry-run"""
+"""fedapa site: what one site does"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
-from fedapa.cli import ui
+from fedapa.cli.dry_run import dry_run
 
 
 @click.group(short_help="What a site does: see what would leave it")
@@ -15,52 +12,4 @@ def command() -> None:
     """What one site does: see what would leave it before anything does."""
 
 
-@command.command("dry-run")
-@click.argument("config")
-@click.option("--method", default="fedapa", show_default=True)
-@click.option("--site", metavar="NAME", help="Which site, where the config has several.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: --set run.rounds=10.")
-@click.option("--data-dir", type=click.Path(file_okay=False), help="Folder of the data files.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="wire.json", show_default=True)
-@ui.format_option
-def dry_run(
-    config: str, method: str, site: str | None, changes: tuple[str, ...], data_dir: str | None, out: Path, form: str
-) -> None:
-    """Play one round of the site of CONFIG without any network and list every tensor that would leave it.
-
-    The list is written to wire.json; a client that joins a federation refuses to send anything else. Also says how
-    good the site is on its own.
-    """
-    from fedapa.cli import common
-    from fedapa.run import wire
-    from fedapa.site.dry import dry_run as play
-
-    wanted = common.read(config, method, None, changes, data_dir)
-    with ui.progress() as bar:
-        task = bar.add_task("training alone", total=wanted.run.rounds, note="")
-        found = play(wanted, wanted.methods[0], site, lambda log: bar.advance(task))
-    wire.write(out, found.wire)
-    if form == "json":
-        scores = {"accuracy": found.accuracy._asdict(), "auc": found.auc._asdict()}
-        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores})
-        return
-    _show(found, form)
-    ui.say(f"written to {out}; a client that joins with it sends nothing else")
-
-
-def _show(found: Any, form: str) -> None:
-    from fedapa.site.silo import readable
-
-    unique = {str(row): row for message in found.wire["up"] for row in message}
-    rows = [
-        {**row, "shape": "x".join(map(str, row["shape"])), "who sees it": found.sees[row["name"]]}
-        for row in unique.values()
-    ]
-    if rows:
-        ui.show(rows, form, title=f"{found.site}: what leaves in every round of {found.method}")
-    else:
-        click.echo(f"{found.site}: nothing leaves with {found.method}")
-    for line in found.wire["once"]:
-        click.echo(f"leaves once: {line}")
-    accuracy, area = readable(found.accuracy, 100, 1), readable(found.auc)
-    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: accuracy {accuracy} %, AUC {area}")
+command.add_command(dry_run)

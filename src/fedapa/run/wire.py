@@ -61,11 +61,14 @@ def read(path: Path) -> dict[str, Any]:
         hint = "`fedapa site dry-run site.toml` writes one"
         raise InputError(f"cannot read {path}: {error.strerror}", hint) from None
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error})", "write it again: fedapa site dry-run site.toml") from None
+        raise InputError(
+            f"{path} is not JSON ({error})", "delete it; fedapa site dry-run site.toml writes one"
+        ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise InputError(f"{path} is not a wire.json", "write it again: fedapa site dry-run site.toml")
+        raise InputError(f"{path} is not a wire.json", "delete it; fedapa site dry-run site.toml writes one")
     if found.get("seal") != seal(found):
-        raise InputError(f"{path} was edited after it was written", "write it again: fedapa site dry-run site.toml")
+        hint = "delete it and write a new one: fedapa site dry-run site.toml"
+        raise InputError(f"{path} was edited after it was written", hint)
     return found
 
 

@@ -26,6 +26,7 @@ class Facts(NamedTuple):
     weights: Mapping[str, float]  # A_i by site; empty where the method has none
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
+    settings: str = ""  # of the training behind all scores
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
@@ -80,6 +81,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
         gain = next((row["auc gain"] for row in rows if row["method"] == facts.method), None)
         if facts.method != "local" and gain is not None:
             lines += ["", f"Gain in AUC by joining: {readable(gain, signed=True)}.{_verdict(gain)}"]
+            lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
+            lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
     own = f"accuracy {readable(facts.own['accuracy'], 100, 1)} %, AUC {readable(facts.own['auc'])}"
     lines.append(f"This very model on its {sum(facts.tested_on)} test rows (bootstrap interval): {own}.")
@@ -90,8 +93,8 @@ def _verdict(gain: Interval) -> str:
     if gain.low is None or gain.high is None:
         return ""
     if gain.low > 0:
-        return " Joining helped."
-    return " Joining hurt." if gain.high < 0 else " The data do not tell whether joining helped."
+        return " Joining helped under these settings."
+    return " Joining hurt under these settings." if gain.high < 0 else " The data do not tell whether joining helped."
 
 
 def _weights(facts: Facts) -> str:

@@ -64,6 +64,11 @@ def _names(config: Config) -> list[str]:
     return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
 
 
+def settings_text(config: Config) -> str:
+    training = config.training
+    return f"{config.run.rounds} rounds of {training.epochs} epochs, batch {training.batch}, rate {training.lr:g}"
+
+
 def agreed_schema(config: Config) -> Schema:
     """What all sites must share: the layout, and where they agreed on it the scaling."""
     schema = load_own(config, config.seeds[0]).schemas[0]
@@ -100,6 +105,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     return Facts(
         client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
         tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
+        settings_text(config),
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def config_text(sites: Sites, folder: Path, said: str, notes: Sequence[str]) -> 
         "seeds": list(range(10)),
         "sites": own,
         "model": {"name": "mlp"},
-        "training": {"lr": 0.02, "batch": 16, "drop_last": False, "keep_momentum": False},
+        "training": {"lr": 0.01, "batch": 16, "drop_last": False, "keep_momentum": False},
         "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 20},
     }
     comments = [f"# Written by: {said}", *(f"# note: {note}" for note in notes)]
