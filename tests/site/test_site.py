@@ -19,7 +19,7 @@ from fedapa.data.sites import Sites
 from fedapa.run import wire
 from fedapa.run.personal import last_checkpoint
 from fedapa.site.model import read_model
-from fedapa.site.silo import Scored, table
+from fedapa.site.silo import Scored, doubts, table
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,16 @@ def test_gains_are_paired_by_split() -> None:
     assert row["accuracy gain"].sd == pytest.approx(0.0, abs=1e-9)
     assert row["accuracy"].high == 1.0  # Student's would be above
     assert row["auc"] is None
+
+
+def test_a_site_that_learned_its_rows_by_heart_is_named() -> None:
+    def scored(site: str, train: float | None, test: float | None) -> Scored:
+        return Scored("local", 0, site, 10, 0.25, 0.5, test, train)
+
+    found = list(doubts([scored("a", 0.99, 0.7), scored("b", 0.8, 0.75), scored("c", None, 0.5)]))
+    assert [line.split(":")[0] for line in found] == [
+        "a alone has AUC 0.99 on its train rows and 0.70 on its test rows"
+    ]
 
 
 # --- dry run -------------------------------------------------------------------------------------

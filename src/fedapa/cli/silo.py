@@ -70,6 +70,8 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, form: str) ->
         ui.dump(everything | {"delivered": [str(path) for path in delivered]})
         return
     ui.show([_readable(row) for row in silo.table(scored)], form, title=f"{len(wanted.seeds)} splits, 95 % intervals")
+    for note in everything["notes"]:
+        click.echo(f"note: {note}")
     ui.say(f"all numbers: {out}/silo.json; runs: {out}; models of {chosen}: {out}/sites/*/site-model")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from fedapa.run import statistics
 from fedapa.run.engines import kept_engine
 from fedapa.run.personal import in_use, last_checkpoint, probabilities
 from fedapa.run.statistics import Interval
+
+BY_HEART = 0.1  # AUC on train rows above that on test rows
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Scored:
     test_share: float
     accuracy: float
     auc: float | None
+    train_auc: float | None = None  # on the rows that it was trained on: much higher where they were learned by heart
 
 
 def score_run(folder: Path) -> list[Scored]:
@@ -33,12 +36,14 @@ def score_run(folder: Path) -> list[Scored]:
     method, task, data, plan = assemble(config, kept_engine(config.run.engine, folder))
     point, found = last_checkpoint(folder, plan.rounds), []
     for i, client in enumerate(data.clients):
-        p = probabilities(method, task, in_use(method, task, point, i, client, plan.seed), client.test.x)
+        state = in_use(method, task, point, i, client, plan.seed)
+        p, seen = (probabilities(method, task, state, part.x) for part in (client.test, client.train))
         y, rows = client.test.y.numpy(), len(client.test.y)
         held = 0 if client.validation is None else len(client.validation.y)
         share = rows / (rows + held + len(client.train.y))
         accuracy, area = statistics.accuracy(y, p), statistics.auc(y, p)
-        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, accuracy, area))
+        known = statistics.auc(client.train.y.numpy(), seen)
+        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, accuracy, area, known))
     return found
 
 
@@ -60,6 +65,20 @@ def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
     return rows
 
 
+def doubts(scored: Sequence[Scored]) -> Iterator[str]:
+    """Sites that trained too long alone: against them, joining looks better than it is."""
+    for site in dict.fromkeys(s.site for s in scored):
+        pairs = [(s.train_auc, s.auc) for s in scored if (s.site, s.method) == (site, "local")]
+        known = [(train, test) for train, test in pairs if train is not None and test is not None]
+        if known:
+            train, test = (sum(side) / len(known) for side in zip(*known, strict=True))
+            if train - test > BY_HEART:
+                yield (
+                    f"{site} alone has AUC {train:.2f} on its train rows and {test:.2f} on its test rows: trained too"
+                    " long, or too few rows? Try fewer rounds before you believe in a gain"
+                )
+
+
 def _over_splits(values: Sequence[float | None], mine: Sequence[Scored]) -> Interval | None:
     known = [value for value in values if value is not None]
     return statistics.resampled(known, mine[0].test_share) if known else None
@@ -75,7 +94,7 @@ def _within(found: Interval | None) -> Interval | None:
 def as_dict(scored: Sequence[Scored]) -> dict[str, Any]:
     """Everything, for silo.json."""
     summary = [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in table(scored)]
-    return {"sites": summary, "runs": [asdict(s) for s in scored]}
+    return {"sites": summary, "notes": list(doubts(scored)), "runs": [asdict(s) for s in scored]}
 
 
 def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
