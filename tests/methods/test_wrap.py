@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedapa.core.tree import count_bytes, grown
+from fedapa.core.tree import count_bytes, find_fault, grown
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedavg import FedAvg
-from fedapa.methods.wrap import Noised, Quantised, Top, pack, unpack
+from fedapa.methods.wrap import Noised, Quantised, Top, Wrapped, pack, unpack
 from fedapa.task.local import Local
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
@@ -125,6 +125,15 @@ def test_names_and_settings() -> None:
         make("fedapa+quantised", bit=3)
     with pytest.raises(InputError, match="outside its legal range"):
         make("fedapa+quantised", bits=17)
+
+
+@pytest.mark.parametrize("wrapper", [Quantised(FedAvg()), Quantised(FedAvg(), bits=3), Top(FedAvg()), Noised(FedAvg())])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_model_that_diverged_cannot_hide_behind_codes(wrapper: Wrapped, bad: float) -> None:
+    up = {"omega": torch.ones(40)}
+    up["omega"][7] = bad
+    coded = wrapper.encode(CASE.task, {"omega": torch.zeros(40)}, up, toolbox())
+    assert find_fault(coded, coded) is not None
 
 
 # --- room for one more client --------------------------------------------------------------------

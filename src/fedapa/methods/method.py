@@ -91,7 +91,8 @@ class Method(ABC):
 
     @property
     def jumps(self) -> bool:
-        """A tiny difference between two engines may move an upload by a whole step (rounding, choosing the largest)."""
+        """Uploads are coded (rounded, or the largest chosen): a tiny difference between two engines may move one by a
+        whole step, and whole numbers in it are codes whose values stand beside them as floats."""
         return False
 
     def admit(self, task: Task, server: Tree) -> Tree:
