@@ -38,8 +38,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write atomically, then drop what is older than the last few."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
-    tree = _flatten(checkpoint)
-    write_atomically(path, _pieces(tree, {"digest": digest(tree)}))
+    write_tree(path, _flatten(checkpoint))
     for old in _all(folder)[:-KEEP]:
         old.unlink()
     return path
@@ -60,6 +59,18 @@ def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
 
 def read(path: Path, room: Room | None = None) -> Checkpoint:
     """Its content in memory, or where ``room`` says."""
+    return _unflatten(read_tree(path, room))
+
+
+def write_tree(path: Path, tree: Tree) -> str:
+    """One tree with its digest, atomically; answers the digest."""
+    found = digest(tree)
+    write_atomically(path, _pieces(tree, {"digest": found}))
+    return found
+
+
+def read_tree(path: Path, room: Room | None = None) -> Tree:
+    """A tree as it was written, or an error if a bit of it changed."""
     copy = (room or Room()).copy
     try:
         with safe_open(path, framework="pt") as file:
@@ -70,7 +81,7 @@ def read(path: Path, room: Room | None = None) -> Checkpoint:
         raise RunError(f"{path}: not a readable checkpoint ({error})") from error
     if header.get("digest") != digest(tree):
         raise RunError(f"{path}: its content does not match its digest")
-    return _unflatten(tree)
+    return tree
 
 
 def sweep(folder: Path) -> None:
@@ -130,9 +141,17 @@ def _flatten(checkpoint: Checkpoint) -> Tree:
     tree["last"] = torch.from_numpy(checkpoint.state.last)
     tree["position"] = torch.tensor([checkpoint.state.round, len(checkpoint.records)])
     for i, record in enumerate(checkpoint.records):
-        tree |= {f"client/{i}/{k}": v for k, v in record.state.items()}
-        tree |= {f"memory/{i}/{k}": v for k, v in record.memory.items()}
+        tree |= {name.replace("/", f"/{i}/", 1): leaf for name, leaf in from_record(record).items()}
     return tree
+
+
+def from_record(record: Record) -> Tree:
+    """One client's record as one tree."""
+    return {f"client/{k}": v for k, v in record.state.items()} | {f"memory/{k}": v for k, v in record.memory.items()}
+
+
+def to_record(tree: Tree) -> Record:
+    return Record(_under(tree, "client/", tree), _under(tree, "memory/", tree))
 
 
 def _unflatten(tree: Tree) -> Checkpoint:

@@ -23,6 +23,7 @@ from fedapa.run.room import Room
 from fedapa.run.transport import Transport
 
 CONFIG = "config.toml"
+ClientRow = tuple[int, str, int, int, int, str]  # number, name, train, test and validation samples, labels
 PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
@@ -102,7 +103,7 @@ class RunFolder:
         self._writing: Future[Path] | None = None
         self._transport: Transport | None = None
 
-    def begin(self, transport: Transport, state: State, data: Federated, meta: dict[str, str]) -> State:
+    def begin(self, transport: Transport, state: State, clients: list[ClientRow], meta: dict[str, str]) -> State:
         """Describe the run and go on from its last checkpoint, if there is one."""
         self._transport = transport
         self._check_same(meta)
@@ -110,13 +111,13 @@ class RunFolder:
             checkpoint.sweep(place)
         found = checkpoint.newest(self.folder / "checkpoints", self.room)
         if found is not None:
-            if len(found.records) != len(data.clients):
-                counts = f"the checkpoint has {len(found.records)} clients, the data {len(data.clients)}"
+            if len(found.records) != len(clients):
+                counts = f"the checkpoint has {len(found.records)} clients, the data {len(clients)}"
                 raise RunError(f"{self.folder}: {counts}", "was the config changed? run again in a new folder")
             transport.restore(found.records)
             state = found.state
         self.ledger.forget_from(state.round)
-        self.ledger.describe(meta, _client_rows(data))
+        self.ledger.describe(meta, clients)
         self._note_session(state.round)
         return state
 
@@ -203,7 +204,8 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _client_rows(data: Federated) -> list[tuple[int, str, int, int, int, str]]:
+def client_rows(data: Federated) -> list[ClientRow]:
+    """What run.db says about every client's data."""
     rows = []
     for i, client in enumerate(data.clients):
         held = 0 if client.validation is None else len(client.validation.y)

@@ -18,6 +18,7 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.evaluate import Counts, Score
+from fedapa.run.guard import Limits
 from fedapa.run.room import Room, is_mapped
 from fedapa.run.transport import Reply, Request, Transport
 from fedapa.task.local import Local, stream
@@ -121,9 +122,10 @@ class Sent(Sequence[Tree]):
             return self._kept[i] if i in self._kept else self._hand_out(i, mail.made.pop(i))
 
     def _make(self, mail: Mailing, i: int) -> dict[int, Tree]:
-        if i in self.bytes or len(mail.ids) == 1:  # asked again, or alone
+        if len(mail.ids) == 1:
             return {i: self._method.send(self._task, self._server, i)}
-        return dict(zip(mail.ids, self._method.send_many(self._task, self._server, mail.ids), strict=True))
+        made = dict(zip(mail.ids, self._method.send_many(self._task, self._server, mail.ids), strict=True))
+        return {i: made[i]} if i in self.bytes else made  # asked again: the same bits, and nothing for the others
 
     def _hand_out(self, i: int, down: Tree) -> Tree:
         self.bytes[i], self.phases[i] = count_bytes(down), self._method.phase(down)
@@ -166,10 +168,14 @@ def draw(plan: Plan, clients: int, t: int) -> list[int]:
 
 
 class Expected:
-    """What a sound upload looks like, from a dry visit to a client with one blank sample; one for every phase."""
+    """What a sound upload looks like, from a dry visit to a client with one blank sample; one for every phase.
 
-    def __init__(self, method: Method, task: Task, sample: torch.Tensor) -> None:
-        self._method = method
+    With ``limits``, uploads come from outside: they are held to more than their shapes, and a round in which all of
+    them are refused does not end the run.
+    """
+
+    def __init__(self, method: Method, task: Task, sample: torch.Tensor, limits: Limits | None = None) -> None:
+        self._method, self.limits = method, limits
         self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
         self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64))
         self._known: dict[int, Tree] = {}
@@ -228,7 +234,7 @@ def play_parallel(
     server = _learn(method, task, transport, state.server, sorted(log.trained), sent, replies, like, log)
     log.seconds["clients"] = served - begin
     log.seconds["server"] = time.perf_counter() - served
-    return _close(method, task, plan, state, server, replies, log)
+    return _close(method, task, plan, state, server, replies, like, log)
 
 
 def play_sequential(
@@ -248,13 +254,13 @@ def play_sequential(
         log.trained.append(i)
         server = _learn(method, task, transport, server, [i], sent, replies, like, log)
     log.seconds["clients"] = time.perf_counter() - begin
-    return _close(method, task, plan, state, server, replies, log)
+    return _close(method, task, plan, state, server, replies, like, log)
 
 
 def _request(plan: Plan, state: State, sent: Sent, i: int, train: bool) -> Request:
     last = state.round == plan.rounds - 1
     evaluate = last or state.round % plan.evaluate_every == 0
-    unknown = evaluate and not train and state.last[i, 1] < 0
+    unknown = evaluate and not train and bool(state.last[i, 1] < 0)
     return Request(state.round, i, _bind(sent, i), train, evaluate, unknown)
 
 
@@ -296,20 +302,33 @@ def is_donated(server: Tree) -> bool:
 
 def _is_sound(task: Task, i: int, reply: Reply | None, sent: Sent, like: Expected, log: RoundLog) -> bool:
     if reply is None or reply.up is None:
-        log.events.append(Event(log.round, i, "absent", f"{task.name(i)} did not answer"))
+        why = reply.fault if reply is not None and reply.fault else "did not answer"
+        log.events.append(Event(log.round, i, "absent", f"{task.name(i)} {why}"))
         return False
-    wanted = like.known(sent.phases.get(i)) or like.upload(sent.to(i))
-    if fault := reply.fault or find_fault(reply.up, wanted):
+    if fault := reply.fault or _find_fault(task, i, reply.up, sent, like):
         log.events.append(Event(log.round, i, "refused", f"{task.name(i)} refused: {fault}"))
         return False
     return True
 
 
+def _find_fault(task: Task, i: int, up: Tree, sent: Sent, like: Expected) -> str | None:
+    wanted = like.known(sent.phases.get(i)) or like.upload(sent.to(i))
+    fault = find_fault(up, wanted)
+    return fault if fault or like.limits is None else like.limits.find_excess(task, i, up, sent.to(i))
+
+
 def _close(
-    method: Method, task: Task, plan: Plan, state: State, server: Tree, replies: dict[int, Reply], log: RoundLog
+    method: Method,
+    task: Task,
+    plan: Plan,
+    state: State,
+    server: Tree,
+    replies: dict[int, Reply],
+    like: Expected,
+    log: RoundLog,
 ) -> State:
     if not log.trained:
-        _nobody(log)
+        _nobody(log, like.limits is None)
     last = state.last.copy()
     trained, blank = set(log.trained), Score(0, 0)
     for i, reply in replies.items():
@@ -325,11 +344,11 @@ def _close(
     return State(state.round + 1, server, last)
 
 
-def _nobody(log: RoundLog) -> None:
+def _nobody(log: RoundLog, trusted: bool) -> None:
     refused = [e for e in log.events if e.kind == "refused"]
-    if refused and len(refused) == len(log.events):
+    if trusted and refused and len(refused) == len(log.events):
         raise RunError(
             f"round {log.round + 1}: every upload was refused; first: {refused[0].text}",
             "training diverged: lower the learning rate",
         )
-    log.events.append(Event(log.round, None, "empty", "no client answered; the server stayed as it was"))
+    log.events.append(Event(log.round, None, "empty", "no sound upload; the server stayed as it was"))

@@ -16,10 +16,10 @@ from fedapa.methods.method import Method
 from fedapa.run import loop
 from fedapa.run.engines import Engine, with_engine
 from fedapa.run.evaluate import Summary, summarise
-from fedapa.run.folder import RunFolder
+from fedapa.run.folder import ClientRow, RunFolder, client_rows
 from fedapa.run.loop import Plan, RoundLog, State
 from fedapa.run.room import MAP_ABOVE_MB, Room
-from fedapa.run.transport import InProcess, Record
+from fedapa.run.transport import InProcess, Record, Transport
 from fedapa.task.models import HEAD, Buffers, build_model
 from fedapa.task.task import Task, Training
 
@@ -77,9 +77,32 @@ def simulate(
 ) -> Result:
     """Run to the end, or on from where the folder's last checkpoint stands."""
     torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
-    state, client = loop.start(method, task, plan.seed)
-    transport = InProcess(method, task, data, plan.seed, client, workers)
+    begin = loop.start(method, task, plan.seed)
+    transport = InProcess(method, task, data, plan.seed, begin[1], workers)
     like = loop.Expected(method, task, data.clients[0].train.x[0])
+    rows = client_rows(data)
+    return play(
+        method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb
+    )
+
+
+def play(
+    method: Method,
+    task: Task,
+    transport: Transport,
+    plan: Plan,
+    begin: tuple[State, Tree],
+    like: loop.Expected,
+    clients: list[ClientRow],
+    folder: Path | None = None,
+    meta: dict[str, str] | None = None,
+    checkpoint_every: int = 1,
+    progress: Progress | None = None,
+    mmap_above_mb: float = MAP_ABOVE_MB,
+) -> Result:
+    """The loop over any transport, with or without a folder that keeps all of it."""
+    torch.set_num_threads(1)
+    state, client = begin
     logs: list[RoundLog] = []
     room = Room(mmap_above_mb * 2**20, folder)
     if folder is None:
@@ -88,7 +111,7 @@ def simulate(
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
-        state = keeper.begin(transport, state, data, about)
+        state = keeper.begin(transport, state, clients, about)
         logs += keeper.earlier()
         state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room)
         keeper.finish()

@@ -98,6 +98,12 @@ def visit(
     return Record(state, local.memory), reply
 
 
+def reseed(task: Task, seed: int, request: Request) -> None:
+    """Dropout draws from torch's one global generator: every visit sets it, whoever came before."""
+    if task.model.stochastic:
+        torch.manual_seed(hash((seed, request.round, request.client)) % 2**63)
+
+
 class InProcess:
     """All clients in this process, several at a time, the largest first; results do not depend on either."""
 
@@ -137,8 +143,7 @@ class InProcess:
 
     def _visit(self, requests: Sequence[Request]) -> list[Reply]:
         """One client, or as many as are trained together."""
-        if self.task.model.stochastic:  # dropout draws from torch's one global generator
-            torch.manual_seed(hash((self.seed, requests[0].round, requests[0].client)) % 2**63)
+        reseed(self.task, self.seed, requests[0])
         ends = play_together([partial(self._visit_one, request) for request in requests])
         self._pending.update({r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train})
         return [reply for _, reply in ends]

@@ -1,0 +1,1 @@
+"""Real federations on Flower: everything here would disappear if Flower disappeared."""

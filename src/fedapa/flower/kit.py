@@ -1,0 +1,54 @@
+"""A site's kit: the folder that it gets from the coordinator, with its name, its key and whom to talk to."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import tomli_w
+
+from fedapa.errors import InputError
+
+KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Kit:
+    name: str
+    coordinator: str  # host:port of the fleet's door
+    share: int = 0  # which share of the data is this site's, where a config deals it out
+    data: str = ""  # a config at the site whose [data] counts, instead of the run's
+    models: list[str] = field(default_factory=list)  # package.module:function that runs may use
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise InputError(f"{name!r} cannot name a site", "use letters, digits, '.', '-' and '_', at most 63")
+    return name
+
+
+def write_kit(folder: Path, kit: Kit) -> None:
+    (folder / KIT).write_text(tomli_w.dumps(asdict(kit)), encoding="utf-8")
+
+
+def read_kit(folder: Path) -> Kit:
+    path = folder / KIT
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "`coordinator add-site` makes kits") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is damaged: {error}", "ask the coordinator for the kit again") from None
+    known = {f.name: f for f in fields(Kit)}
+    for key, value in found.items():
+        kind = {"share": int, "models": list}.get(key, str)
+        if key not in known or not isinstance(value, kind):
+            raise InputError(f"{path}: {key} = {value!r} is not understood", f"legal keys: {', '.join(known)}")
+    if missing := {"name", "coordinator"} - found.keys():
+        raise InputError(f"{path}: {min(missing)} is missing", "ask the coordinator for the kit again")
+    kit = Kit(**found)
+    check_name(kit.name)
+    return kit

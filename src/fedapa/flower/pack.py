@@ -1,0 +1,65 @@
+"""Trees as Flower records and back: raw bytes with their dtype and shape, no pickle, nothing believed unseen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fedapa.core.tree import Tree, raw
+
+KIND = "fedapa.raw"  # how the bytes are meant: C order, little endian
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+MOST_TENSORS, LONGEST_NAME = 10_000, 200
+
+
+class Unsound(ValueError):
+    """A message that does not hold what it should; says why."""
+
+
+def pack(tree: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: _packed(leaf) for name, leaf in tree.items()})
+
+
+def unpack(record: object, most_bytes: float = math.inf) -> Tree:
+    """The tree of a record from anywhere; whatever is wrong with it is an ``Unsound``, found before it is copied."""
+    if not isinstance(record, ArrayRecord):
+        raise Unsound("it holds no tensors")
+    if len(record) > MOST_TENSORS:
+        raise Unsound(f"it holds {len(record)} tensors")
+    if (size := sum(len(array.data) for array in record.values())) > most_bytes:
+        raise Unsound(f"it is {size / 1e6:.1f} MB large, more than {most_bytes / 1e6:.1f} MB")
+    return {name: _unpacked(name, array) for name, array in record.items()}
+
+
+def _packed(leaf: Tensor) -> Array:
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    return Array(dtype=dtype, shape=tuple(leaf.shape), stype=KIND, data=bytes(raw(leaf)))
+
+
+def _unpacked(name: str, array: Array) -> Tensor:
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise Unsound("a tensor has no proper name")
+    dtype = DTYPES.get(array.dtype)
+    if array.stype != KIND or dtype is None:
+        raise Unsound(f"{name} is {array.dtype[:40]!r} as {array.stype[:40]!r}")
+    shape = tuple(array.shape)
+    if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape) or len(shape) > 8:
+        raise Unsound(f"{name} has no proper shape")
+    if math.prod(shape) * dtype.itemsize != len(array.data):
+        raise Unsound(f"{name} has {len(array.data)} bytes, its shape needs {math.prod(shape) * dtype.itemsize}")
+    if dtype == torch.bool and array.data.strip(b"\0\1"):
+        raise Unsound(f"{name} is neither true nor false")
+    if not array.data:
+        return torch.empty(shape, dtype=dtype)
+    # Copied into memory of torch's own: at an odd address, matrix products would round differently.
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(shape).clone()
