@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +97,26 @@ def check_writable(out: Path) -> None:
         raise InputError(f"{existing} cannot be written to", "choose another --out")
 
 
-def execute_all(runs: Sequence[Path], out: Path, form: str) -> None:
-    """Play every run that is not finished and compare them; one that fails does not stop the others."""
-    failed = play_all(runs, out)
+Play = Callable[[Path, Callable[[Any], None]], object]
+
+
+def execute_all(
+    runs: Sequence[Path], out: Path, form: str, play: Play | None = None, again: str = "fedapa resume"
+) -> None:
+    """Play every run that is not finished and compare them; one that fails does not stop the others.
+
+    ``play`` plays one of them, in this process unless another way is given.
+    """
+    failed = play_all(runs, out, play, again)
     if len(failed) < len(runs):
         print_comparison(out, form)  # also where some failed: the others are done
     if failed:
         raise summed_up(failed, len(runs), out)
 
 
-def play_all(runs: Sequence[Path], out: Path) -> list[tuple[Path, FedapaError]]:
+def play_all(
+    runs: Sequence[Path], out: Path, play: Play | None = None, again: str = "fedapa resume"
+) -> list[tuple[Path, FedapaError]]:
     """Play every run that is not finished; which ones failed, and why."""
     from fedapa.config.experiment import execute, read_config, unfinished
     from fedapa.run.folder import rounds_done
@@ -125,14 +135,14 @@ def play_all(runs: Sequence[Path], out: Path) -> list[tuple[Path, FedapaError]]:
                 bar.advance(whole)
 
             try:
-                execute(run, step)
+                (play or execute)(run, step)
             except FedapaError as error:
                 failed.append((run, error))
                 if not bar.disable:
                     bar.console.print(f"failed {run.name}: {error.message}", style="red", markup=False)
             except KeyboardInterrupt:
-                again = f"`fedapa resume {shlex.quote(str(out))}` continues after the last finished round"
-                raise Interrupted("interrupted", again) from None
+                hint = f"`{again} {shlex.quote(str(out))}` continues after the last finished round"
+                raise Interrupted("interrupted", hint) from None
             bar.remove_task(one)
     return failed
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from fedapa.cli import join as joined
 from fedapa.cli.dry_run import dry_run
 
 
-@click.group(short_help="What a site does: see what would leave it")
+@click.group(short_help="What a site does: see what would leave it, take part")
 def command() -> None:
-    """What one site does: see what would leave it before anything does."""
+    """What one site does: see what would leave it before anything does, join a real federation, leave it."""
 
 
-command.add_command(dry_run)
+for verb in (dry_run, joined.key, joined.join, joined.status, joined.leave):
+    command.add_command(verb)

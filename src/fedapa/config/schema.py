@@ -152,6 +152,20 @@ class RunConfig(Section):
     engine: Literal["auto", "torch", "vmap", "native"] = Field("auto", description="what runs the training steps")
 
 
+class FederationConfig(Section):
+    """How a coordinator treats real sites; a simulation does not read it."""
+
+    round_timeout: float = Field(600.0, gt=0, description="seconds that a site has for its answer")
+    rejoin: float = Field(120.0, ge=0, description="seconds that a site may be offline before a round goes on")
+    retries: int = Field(2, ge=0, description="requests repeated after an error at a site")
+    min_replies: int = Field(1, ge=1, description="uploads without which a round is not closed")
+    quorum_timeout: float = Field(3600.0, gt=0, description="seconds to wait for so many before the run stops")
+    min_sites: int = Field(1, ge=1, description="sites that must be there for a run to begin")
+    quarantine_after: int = Field(3, ge=1, description="refused uploads in a row that end a site's part")
+    max_growth: float = Field(100.0, gt=0, description="most that a tensor's norm may be, in norms of what was sent")
+    max_upload_mb: float = Field(1024.0, gt=0, description="largest upload")
+
+
 class Config(Section):
     methods: Annotated[list[str], AfterValidator(_distinct)] = Field(
         default_factory=lambda: ["local", "fedavg", "fedapa"], min_length=1
@@ -162,5 +176,6 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
+    federation: FederationConfig = FederationConfig()
     # [method.NAME]: hyper-parameters; with `base` NAME is the user's own name for a variant of another method.
     method: dict[str, dict[str, Any]] = Field(default_factory=dict)

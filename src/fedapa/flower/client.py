@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapa.flower import letters
-from fedapa.flower.letters import Ask, Terms
-from fedapa.flower.pack import Unsound, pack, unpack
+from fedapa.flower.letters import Ask, Question, Terms
+from fedapa.flower.pack import pack, unpack
 from fedapa.flower.site import Site
+from fedapa.flower.status import note
 
 SITE = "site"  # the key of a node's configuration that names the site's folder
 
@@ -27,16 +27,15 @@ def train(message: Message, context: Context) -> Message:
     site, content = open_site(str(context.node_config[SITE])), message.content
     terms, ask = letters.read(Terms, content.get("terms")), letters.read(Ask, content.get("ask"))
     answer, up = site.visit(terms, ask, unpack(content.get("down")))
+    facts = {"run": terms.run, "round": ask.round + 1, "trained": answer.trained, "fault": answer.fault}
+    note(Path(str(context.node_config[SITE])), state="ready", **facts)
     return _reply(message, RecordDict({"answer": letters.write(answer), "up": pack(up or {})}))
 
 
 def query(message: Message, context: Context) -> Message:
     """What the site says about its data."""
-    asked: Any = message.content.get("describe")
-    if not isinstance(asked, dict) or not isinstance(asked.get("config"), str):
-        raise Unsound("it holds no config")
-    site = open_site(str(context.node_config[SITE]))
-    found = site.describe(asked["config"], str(asked.get("site")))
+    asked = letters.read(Question, message.content.get("question"))
+    found = open_site(str(context.node_config[SITE])).describe(asked.config, asked.site)
     return _reply(message, RecordDict({"description": letters.write(found)}))
 
 

@@ -60,6 +60,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What do you have for a run of this config?"""
+
+    site: str
+    config: str
+
+
+@dataclass(frozen=True)
 class Description:
     """What a site says about its data: sizes and formats, no statistics of any value."""
 

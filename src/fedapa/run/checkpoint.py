@@ -16,6 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
+from fedapa.run.files import Piece
+from fedapa.run.files import sweep as sweep
+from fedapa.run.files import write_atomically as write_atomically
+from fedapa.run.files import write_json as write_json
 from fedapa.run.loop import State
 from fedapa.run.room import Room
 from fedapa.run.transport import Record
@@ -25,7 +29,6 @@ DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-Piece = bytes | memoryview
 KEEP = 2  # the newest, and one more in case the newest turns out to be damaged
 
 
@@ -84,31 +87,6 @@ def read_tree(path: Path, room: Room | None = None) -> Tree:
     return tree
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for part in folder.glob(".*.part"):
-        part.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, content: bytes | Iterable[Piece]) -> None:
-    """All of it or nothing: a reader never sees a half-written file, not even after a power cut."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(aside, "wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror}", "is the disk full or the folder read-only?") from error
-    _sync_folder(path.parent)
-
-
-def write_json(path: Path, content: object) -> None:
-    write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-
-
 def _pieces(tree: Tree, meta: dict[str, str]) -> Iterator[Piece]:
     """A safetensors file: its header, then every tensor's own memory. Copying a large state first would cost as much
     as writing it, which is more than the server's step."""
@@ -122,14 +100,6 @@ def _pieces(tree: Tree, meta: dict[str, str]) -> Iterator[Piece]:
     text += b" " * (-len(text) % 8)  # so that the tensors lie at addresses that suit them
     yield struct.pack("<Q", len(text)) + text
     yield from (raw(tree[name]) for name in names)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _all(folder: Path) -> list[Path]:

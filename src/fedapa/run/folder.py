@@ -18,6 +18,8 @@ from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.run import checkpoint, ledger
 from fedapa.run.checkpoint import Checkpoint
+from fedapa.run.files import make_folder as make_folder
+from fedapa.run.files import sweep, write_json
 from fedapa.run.loop import RoundLog, State, is_donated
 from fedapa.run.room import Room
 from fedapa.run.transport import Transport
@@ -32,14 +34,6 @@ def create(folder: Path, config: str) -> None:
     make_folder(folder)
     if not (folder / CONFIG).exists():
         checkpoint.write_atomically(folder / CONFIG, config.encode())
-
-
-def make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from error
-    return folder
 
 
 def check_free(folder: Path, config: str) -> None:
@@ -108,7 +102,7 @@ class RunFolder:
         self._transport = transport
         self._check_same(meta)
         for place in (self.folder, self.folder / "checkpoints"):
-            checkpoint.sweep(place)
+            sweep(place)
         found = checkpoint.newest(self.folder / "checkpoints", self.room)
         if found is not None:
             if len(found.records) != len(clients):
@@ -181,7 +175,7 @@ class RunFolder:
             raise RunError(f"cannot write {self.folder / 'log.txt'}: {error.strerror}", "is the disk full?") from error
 
     def _note_session(self, round: int) -> None:
-        checkpoint.write_json(self.folder / "env.json", environment())
+        write_json(self.folder / "env.json", environment())
         self._say(f"{'started' if round == 0 else f'resumed after round {round}'}: {' '.join(sys.argv)}")
 
 

@@ -1,0 +1,5 @@
+"""python -m fedapa.cli"""
+
+from fedapa.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""How a federation stands: its sites and its runs, read from the registry, the SuperLink and the run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fedapa.errors import InputError
+from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.registry import Coordinator
+from fedapa.flower.session import Control
+from fedapa.flower.transport import _from_record
+from fedapa.run import checkpoint, folder, ledger
+from fedapa.run.checkpoint import Checkpoint
+
+SHOWN = 10  # events
+
+
+def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
+    online = _online(coordinator)
+    folders = folder.runs_under(runs) if runs is not None else []
+    about = [_run(path) for path in folders]
+    events = [event for path in folders for event in _events(path)]
+    refused = {name: sum(e["kind"] == "refused" and e["site"] == name for e in events) for name in _names(events)}
+    sites = [
+        {
+            "site": site.name,
+            "state": "removed" if site.removed else "unknown" if online is None else online.get(site.node, "registered"),
+            "added": site.added,
+            "refusals": refused.get(site.name, 0),
+            "share": site.share,
+        }
+        for site in coordinator.sites()
+    ]
+    return {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+
+
+def _online(coordinator: Coordinator) -> dict[int, str] | None:
+    control = Control(coordinator)
+    try:
+        return {int(node.node_id): str(node.status) for node in control.nodes()}
+    except httpx.HTTPError:
+        return None
+    finally:
+        control.close()
+
+
+def _names(events: list[dict[str, Any]]) -> set[str]:
+    return {str(event["site"]) for event in events}
+
+
+def _run(path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": path.name, "status": folder.status(path), "round": folder.rounds_done(path)}
+    agreement = read_agreement(path)
+    row |= {"sites": len(agreement.terms.names) if agreement else None, "before %": None, "after %": None, "MB": None}
+    if not ledger.is_begun(path / "run.db"):
+        return row
+    with ledger.reading(path / "run.db") as db:
+        for phase in ("before", "after"):
+            if curve := ledger.curve(db, phase):
+                row[f"{phase} %"] = curve[-1][1].pooled
+        row["MB"] = db.execute("SELECT coalesce(sum(down_bytes + up_bytes), 0) FROM round").fetchone()[0] / 1e6
+        for kind in ("absent", "refused"):
+            row[kind] = db.execute("SELECT count(*) FROM event WHERE kind=?", (kind,)).fetchone()[0]
+    return row
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    if not ledger.is_begun(path / "run.db"):
+        return []
+    agreement = read_agreement(path)
+    names = agreement.terms.names if agreement else []
+    with ledger.reading(path / "run.db") as db:
+        rows = ledger.events(db)
+    return [
+        {"run": path.name, "round": t + 1, "site": names[i] if i is not None and i < len(names) else "", "kind": kind,
+         "text": text}
+        for t, i, kind, text in rows
+    ]  # fmt: skip
+
+
+def release(path: Path, name: str) -> None:
+    """Forget the refusals of one site in a run's newest checkpoint."""
+    agreement = read_agreement(path)
+    found = checkpoint.newest(path / "checkpoints")
+    if agreement is None or found is None or name not in agreement.terms.names:
+        raise InputError(f"{path} is no run with a site called {name!r}", "`fedapa coordinator status RUNS` lists them")
+    keeper = folder.RunFolder(path, 1)  # nobody else may be at work on it
+    try:
+        i = agreement.terms.names.index(name)
+        standing = found.records[i].state["standing"].clone()
+        standing[1] = 0
+        records = list(found.records)
+        records[i] = records[i]._replace(state={**records[i].state, "standing": standing})
+        assert _from_record(records[i]).refusals == 0
+        checkpoint.write(path / "checkpoints", Checkpoint(found.state, records))
+    finally:
+        keeper.close()

@@ -1,0 +1,152 @@
+"""Long-lived processes: what starts them, what keeps them running, how they are found again and stopped."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedapa.errors import InputError, RunError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
+
+
+@dataclass
+class Child:
+    """One process that must run. ``patient``: its early ends are expected, and not worth a growing pause."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    home: Path
+    process: subprocess.Popen[bytes] | None = None
+    ended: float = 0.0
+    pause: float = SHORTEST
+    starts: int = 0
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        self.starts += 1
+
+    def look(self) -> None:
+        """Start it again where it ended; slower if it does so often."""
+        if self.process is None:
+            if time.monotonic() - self.ended >= self.pause:
+                self.start()
+        elif self.process.poll() is not None:
+            self.process, self.ended = None, time.monotonic()
+            self.pause = min(LONGEST, 1.5 * self.pause)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(8)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def _die_with_parent() -> None:
+    """A killed supervisor leaves nobody behind (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+@dataclass
+class Supervisor:
+    """Keeps its children running until it is told to stop."""
+
+    children: list[Child]
+    pid: Path
+    stopping: bool = field(default=False)
+
+    def run(self) -> None:
+        claim(self.pid)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        try:
+            for child in self.children:
+                child.start()
+            while not self.stopping:
+                for child in self.children:
+                    child.look()
+                time.sleep(0.3)
+        finally:
+            for child in reversed(self.children):
+                child.stop()
+            self.pid.unlink(missing_ok=True)
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+
+def claim(path: Path) -> None:
+    if (other := running(path)) is not None:
+        raise InputError(f"it runs already, as process {other}", "stop that one first")
+    path.write_text(f"{os.getpid()} {_started(os.getpid())}")
+
+
+def running(path: Path) -> int | None:
+    """The process behind a pid file, unless it has ended; a number that now belongs to another one does not count."""
+    with suppress(OSError, ValueError):
+        number, started = path.read_text().split()
+        if _started(int(number)) == started:
+            return int(number)
+    return None
+
+
+def _started(pid: int) -> str:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def stop(path: Path, seconds: float = 30.0) -> bool:
+    """Stop what a pid file names; False if nothing ran."""
+    pid = running(path)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + seconds
+    while running(path) is not None:
+        if time.monotonic() > end:
+            raise RunError(f"process {pid} does not stop", f"kill -9 {pid}")
+        time.sleep(0.1)
+    return True
+
+
+def python(module: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", module, *words]
+
+
+def flower(function: str, *words: str) -> list[str]:
+    """One of Flower's own programs, of this very installation."""
+    module, _, name = function.partition(":")
+    return [sys.executable, "-c", f"from {module} import {name}; {name}()", *words]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
