@@ -5,14 +5,14 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser test-native-asan check format bench clean
+.PHONY: help demo demo-federation test browser test-federation soak nginx test-native-asan check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/native/*.cpp)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	@touch $(READY)
 
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
@@ -25,6 +25,20 @@ browser: ## install Debian's Chromium for the tests of pages, where it is missin
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \
 	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; } \
 	  || echo "no chromium here: the tests of pages will be skipped"
+
+demo-federation: $(READY) ## a coordinator and four sites on this machine, over TLS
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/federation.sh
+
+nginx: # Debian's, for the tests of a federation's door, where it is missing and may be installed
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends nginx-light; } >/dev/null; } \
+	  || echo "no nginx here: the tests of the door will be skipped"
+
+test-federation: $(READY) nginx ## real processes: parity, kills, the closed door; ten thousand bad uploads
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest tests/flower --durations=10
+
+soak: $(READY) ## two hundred rounds of a real federation with a random kill every few rounds
+	$(BIN)/python tests/flower/soak.py --rounds 200
 
 ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
 ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/native

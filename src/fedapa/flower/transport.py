@@ -27,7 +27,7 @@ from fedapa.run.checkpoint import KEEP
 from fedapa.run.evaluate import Score
 from fedapa.run.transport import Record, Reply, Request
 
-POLL = 0.2  # seconds between two looks for replies
+POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
 LOOK = 2.0  # seconds between two looks at who is online
 AWAY = 5  # Flower's code for a node whose heartbeat has stopped
 

@@ -1,0 +1,121 @@
+"""A real federation on this machine: a SuperLink and four authenticated SuperNodes over TLS, by the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet import NAMES
+
+from fedapa.flower import joining, processes, serving
+from fedapa.run.folder import rounds_done
+
+CONFIG = """methods = ["fedapa"]
+[data]
+source = "digits"
+clients = 4
+alpha = 0.5
+[model]
+name = "mlp"
+[training]
+lr = 0.05
+batch = 32
+epochs = 1
+[run]
+rounds = 5
+participation = 1.0
+engine = "torch"
+[federation]
+min_sites = 4
+rejoin = 300.0
+"""
+
+
+def fedapa(*words: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedapa.cli", *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=1800)
+    if check and done.returncode:
+        raise AssertionError(f"{words}: {done.stdout}\n{done.stderr}")
+    return done
+
+
+class Federation:
+    def __init__(self, folder: Path, door: int = 0) -> None:
+        self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
+        (folder / "fed.toml").write_text(CONFIG)
+        self.port = processes.free_port()
+        fedapa("coordinator", "init", "--port", self.port, "--door", door, cwd=folder)
+        for name in NAMES:
+            fedapa("coordinator", "add-site", name, cwd=folder)
+
+    def start(self, sites: list[str] = NAMES) -> None:
+        self.spawn("coordinator", "start")
+        self.join(sites)
+        self.wait_online(len(sites))
+
+    def join(self, sites: list[str]) -> None:
+        for name in sites:
+            self.spawn("site", "join", f"kits/{name}")
+
+    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+        log = open(self.folder / f"{words[1]}.log", "ab")  # noqa: SIM115
+        process = subprocess.Popen([sys.executable, "-m", "fedapa.cli", *words], cwd=self.folder, stdout=log, stderr=log)
+        self.started.append(process)
+        return process
+
+    def status(self, runs: str | None = None) -> dict:
+        words = ["coordinator", "status", *([runs] if runs else []), "--format", "json"]
+        return json.loads(fedapa(*words, cwd=self.folder).stdout)
+
+    def wait_online(self, count: int, seconds: float = 240) -> None:
+        wait(lambda: sum(site["state"] == "online" for site in self.status()["sites"]) == count, seconds, 2.0)
+
+    def run(self, out: str, *words: str) -> subprocess.Popen[bytes]:
+        return self.spawn("coordinator", "run", "fed.toml", "--out", out, *words)
+
+    def child(self, pid_file: Path, word: str) -> int:
+        """The process below a supervisor whose command has this word."""
+        boss = processes.running(pid_file)
+        assert boss is not None
+        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(boss)], capture_output=True, text=True).stdout
+        (line,) = [line for line in listed.splitlines() if word in line]
+        return int(line.split()[0])
+
+    def node(self, name: str) -> int:
+        return self.child(self.folder / "kits" / name / joining.PID, "flower_supernode")
+
+    def worker(self, name: str) -> int:
+        return self.child(self.folder / "kits" / name / joining.PID, "fedapa.flower.worker")
+
+    def superlink(self) -> int:
+        return self.child(self.folder / "coordinator" / serving.PID, "flower_superlink")
+
+    def close(self) -> None:
+        for process in reversed(self.started):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.started:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait(ready: Callable[[], bool], seconds: float, pause: float = 0.2) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(pause)
+
+
+def wait_for_round(run: Path, rounds: int, seconds: float = 600) -> None:
+    """Until so many rounds are written down: the next one is then under way."""
+    wait(lambda: (run / "run.db").is_file() and rounds_done(run) >= rounds, seconds)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,206 @@
+"""Nobody in who does not belong: a real SuperLink behind a real nginx, and everybody whom they must refuse."""
+
+import os
+import shutil
+from base64 import b64encode
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from federation import Federation, fedapa, wait
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedapa.flower import certificates, processes, serving
+from fedapa.flower.registry import Coordinator
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
+    pytest.mark.skipif(serving.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"),
+]
+CONTROL = ("list-runs", "list-nodes", "start-run", "register-node", "unregister-node", "stop-run")
+RUNTIME = ("acquire-task", "pull-task-input", "push-messages", "get-nodes")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("house"), door=processes.free_port())
+    try:
+        made.spawn("coordinator", "start")
+        wait(lambda: all(site.node for site in Coordinator(made.folder / "coordinator").members()), 240, 1.0)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def coordinator(house):
+    return Coordinator(house.folder / "coordinator")
+
+
+def key_of(house, name):
+    return load_ssh_private_key((house.folder / "kits" / name / "site.key").read_bytes(), None)
+
+
+def caller(coordinator, *interceptors, ca=None):
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    ca = (ca or coordinator.ca).read_bytes()
+    return FleetHttpClient.from_server_address(coordinator.fleet_address, False, ca, [version, *interceptors])
+
+
+def signed(key):
+    return NodeAuthHttpInterceptor(key, key.public_key())
+
+
+def activate(client, key):
+    return client.ActivateNode(ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=30))
+
+
+def node_of(coordinator, name):
+    return next(site.node for site in coordinator.members() if site.name == name)
+
+
+def post(coordinator, path, **kwargs):
+    url = f"https://{coordinator.fleet_address}{path}"
+    return httpx.post(url, content=b"", headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca), **kwargs)
+
+
+def test_an_enrolled_key_comes_in(house, coordinator):
+    key = key_of(house, "amber")
+    client = caller(coordinator, signed(key))
+    assert activate(client, key).node_id == node_of(coordinator, "amber")
+    assert client.SendNodeHeartbeat(
+        SendNodeHeartbeatRequest(node=Node(node_id=node_of(coordinator, "amber")), heartbeat_interval=30)
+    ).success
+
+
+def test_an_unregistered_key_does_not(coordinator):
+    key = ec.generate_private_key(ec.SECP384R1())
+    with pytest.raises(httpx.HTTPStatusError):
+        activate(caller(coordinator, signed(key)), key)
+
+
+def test_nobody_registers_himself(coordinator):
+    key = ec.generate_private_key(ec.SECP384R1())
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        caller(coordinator, signed(key)).RegisterNode(
+            RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key()))
+        )
+    assert refused.value.response.status_code == 403
+
+
+def test_no_key_is_no_entry(house, coordinator):
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        activate(caller(coordinator), key_of(house, "amber"))
+    assert refused.value.response.status_code == 401
+
+
+def test_an_authority_of_ones_own_does_not_help(house, coordinator, tmp_path):
+    """Neither does a site talk to a coordinator whose certificate is signed by somebody else."""
+    certificates.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key", "impostor")
+    key = key_of(house, "amber")
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        activate(caller(coordinator, signed(key), ca=tmp_path / "ca.crt"), key)
+
+
+def test_plain_http_is_not_spoken(coordinator):
+    assert httpx.post(f"http://{coordinator.fleet_address}/v1/fleet/pull-messages").status_code == 400
+
+
+def test_one_sites_key_does_not_speak_for_another(house, coordinator):
+    client = caller(coordinator, signed(key_of(house, "birch")))
+    other = Node(node_id=node_of(coordinator, "amber"))
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        client.PullMessages(PullMessagesRequest(node=other))
+    assert refused.value.response.status_code == 401
+
+
+class Replayed:
+    """The headers of a call that was made some time ago."""
+
+    def __init__(self, key, stamp):
+        signature = b64encode(sign_message(key, stamp.encode())).decode()
+        public = b64encode(public_key_to_bytes(key.public_key())).decode()
+        self.headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: public, TIMESTAMP_HEADER: stamp, FLEET_HTTP_SIGNATURE_HEADER: signature}
+
+    def intercept(self, context, call_next):
+        context.request.headers.update(self.headers)
+        return call_next(context)
+
+
+def test_a_message_of_yesterday_is_refused(house, coordinator):
+    stale = Replayed(key_of(house, "amber"), "2025-01-01T00:00:00+00:00")
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        caller(coordinator, stale).PullMessages(PullMessagesRequest(node=Node(node_id=node_of(coordinator, "amber"))))
+    assert refused.value.response.status_code == 401
+
+
+def test_an_old_message_with_a_new_date_is_refused(house, coordinator):
+    from flwr.supercore.date import now
+
+    forged = Replayed(key_of(house, "amber"), "2025-01-01T00:00:00+00:00")
+    forged.headers[TIMESTAMP_HEADER] = now().isoformat()
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        caller(coordinator, forged).PullMessages(PullMessagesRequest(node=Node(node_id=node_of(coordinator, "amber"))))
+    assert refused.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("path", [
+    *(f"/v1/control/{call}" for call in CONTROL), *(f"/v1/runtime/{call}" for call in RUNTIME),
+    "/docs", "/openapi.json", "/", "/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/../control/list-runs",
+    "/v1/fleet/pull-messages/../../control/list-runs", "//v1/control/list-runs", "/V1/control/list-runs",
+    "/v1/fleet%2f..%2fcontrol/list-runs",
+])  # fmt: skip
+def test_control_and_runtime_end_at_the_door(coordinator, path):
+    assert post(coordinator, path).status_code in (403, 400)
+
+
+def test_unsigned_fleet_calls_end_at_the_superlink(coordinator):
+    assert post(coordinator, "/v1/fleet/pull-messages").status_code == 401
+
+
+def test_tasks_are_not_handed_out_without_the_secret(coordinator):
+    """Not even on the coordinator's own machine."""
+    url = f"https://{coordinator.address}/v1/runtime/acquire-task"
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+    body = AcquireTaskRequest(supported_task_types=["flwr-serverapp"]).SerializeToString()
+    answer = httpx.post(url, content=body, headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca))
+    assert answer.status_code in (401, 403)
+
+
+def test_more_than_the_door_takes_is_refused(house, coordinator):
+    url = f"https://{coordinator.fleet_address}/v1/fleet/push-object"
+    assert httpx.post(url, content=bytes(65 * 2**20), verify=str(coordinator.ca), timeout=120).status_code == 413
+
+
+def test_a_revoked_site_is_refused(house, coordinator):
+    key = key_of(house, "dune")
+    client = caller(coordinator, signed(key))
+    node = activate(client, key).node_id
+    fedapa("coordinator", "remove-site", "dune", cwd=house.folder)
+    with pytest.raises(httpx.HTTPStatusError):
+        activate(client, key)
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        client.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
+    assert refused.value.response.status_code == 401
+    again = fedapa("coordinator", "add-site", "dune", "--kit", "kits/dune2", cwd=house.folder, check=False)
+    assert again.returncode == 2
+    assert "a name is never given again" in again.stderr
+
+
+def test_a_site_with_a_strange_kit_does_not_start(house, tmp_path):
+    kit = tmp_path / "kit"
+    shutil.copytree(house.folder / "kits" / "amber", kit)
+    (kit / "site.key").unlink()
+    done = fedapa("site", "join", kit, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "site.key is missing" in done.stderr
