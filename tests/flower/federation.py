@@ -12,6 +12,8 @@ from pathlib import Path
 from fleet import NAMES
 
 from fedapa.flower import joining, processes, serving
+from fedapa.flower.registry import Coordinator
+from fedapa.flower.session import Control
 from fedapa.run.folder import rounds_done
 
 CONFIG = """methods = ["fedapa"]
@@ -50,7 +52,11 @@ class Federation:
         self.port = processes.free_port()
         fedapa("coordinator", "init", "--port", self.port, "--door", door, cwd=folder)
         for name in NAMES:
-            fedapa("coordinator", "add-site", name, cwd=folder)
+            self.coordinator.enrol(name, folder / "kits" / name)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return Coordinator(self.folder / "coordinator")
 
     def start(self, sites: list[str] = NAMES) -> None:
         self.spawn("coordinator", "start")
@@ -62,8 +68,9 @@ class Federation:
             self.spawn("site", "join", f"kits/{name}")
 
     def spawn(self, *words: str) -> subprocess.Popen[bytes]:
-        log = open(self.folder / f"{words[1]}.log", "ab")  # noqa: SIM115
-        process = subprocess.Popen([sys.executable, "-m", "fedapa.cli", *words], cwd=self.folder, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "fedapa.cli", *words]
+        with open(self.folder / f"{words[1]}.log", "ab") as log:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         self.started.append(process)
         return process
 
@@ -72,7 +79,13 @@ class Federation:
         return json.loads(fedapa(*words, cwd=self.folder).stdout)
 
     def wait_online(self, count: int, seconds: float = 240) -> None:
-        wait(lambda: sum(site["state"] == "online" for site in self.status()["sites"]) == count, seconds, 2.0)
+        """Asked in this process: a command takes seconds to start."""
+        control = Control(self.coordinator)
+        try:
+            wait(control.is_up, seconds, 1.0)
+            wait(lambda: sum(node.status == "online" for node in control.nodes()) == count, seconds, 1.0)
+        finally:
+            control.close()
 
     def run(self, out: str, *words: str) -> subprocess.Popen[bytes]:
         return self.spawn("coordinator", "run", "fed.toml", "--out", out, *words)

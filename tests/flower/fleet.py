@@ -1,4 +1,4 @@
-"""A federation of four sites in this process: the real transport, the real ClientApp, real states on disk, no network."""
+"""Four sites in this process: the real transport, the real ClientApp, real states on disk, no network."""
 
 import itertools
 from collections.abc import Iterable
@@ -23,6 +23,7 @@ from fedapa.run.guard import Limits
 from fedapa.run.loop import RoundLog
 from fedapa.run.simulate import Result, play, simulate
 
+LIMITS = Limits()
 NAMES = ["amber", "birch", "cedar", "dune"]
 
 
@@ -101,7 +102,9 @@ def replace_id(message: Message, name: str):
 
 
 def through_wire(content: RecordDict) -> RecordDict:
-    return recorddict_from_proto(recorddict_to_proto(content).FromString(recorddict_to_proto(content).SerializeToString()))
+    return recorddict_from_proto(
+        recorddict_to_proto(content).FromString(recorddict_to_proto(content).SerializeToString())
+    )
 
 
 class Clock:
@@ -123,7 +126,7 @@ def grid(session: Direct, terms: Terms, patience: Patience | None = None) -> Gri
     return Grid(session, terms, lambda: places, patience, None, clock, clock.sleep)
 
 
-def over_grid(transport: Grid, terms: Terms, folder: Path | None = None, limits: Limits | None = Limits()) -> Result:
+def over_grid(transport: Grid, terms: Terms, folder: Path | None = None, limits: Limits | None = LIMITS) -> Result:
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
     like = loop.Expected(method, task, sample(terms), limits)
@@ -139,8 +142,8 @@ def sample(terms: Terms):
 
 def in_process(terms: Terms, absent: frozenset[tuple[int, int]] = frozenset()) -> Result:
     """The plain simulation of the same config; ``absent`` are (round, client) that do not answer."""
-    from fedapa.flower.site import read_config
     from fedapa.config.experiment import load_data
+    from fedapa.flower.site import read_config
 
     method, task, plan = agree(terms)
     data = load_data(read_config(terms.config), plan.seed)

@@ -61,7 +61,9 @@ def signed(key):
 
 
 def activate(client, key):
-    return client.ActivateNode(ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=30))
+    return client.ActivateNode(
+        ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=30)
+    )
 
 
 def node_of(coordinator, name):
@@ -70,7 +72,9 @@ def node_of(coordinator, name):
 
 def post(coordinator, path, **kwargs):
     url = f"https://{coordinator.fleet_address}{path}"
-    return httpx.post(url, content=b"", headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca), **kwargs)
+    return httpx.post(
+        url, content=b"", headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca), **kwargs
+    )
 
 
 def test_an_enrolled_key_comes_in(house, coordinator):
@@ -129,7 +133,11 @@ class Replayed:
     def __init__(self, key, stamp):
         signature = b64encode(sign_message(key, stamp.encode())).decode()
         public = b64encode(public_key_to_bytes(key.public_key())).decode()
-        self.headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: public, TIMESTAMP_HEADER: stamp, FLEET_HTTP_SIGNATURE_HEADER: signature}
+        self.headers = {
+            FLEET_HTTP_PUBLIC_KEY_HEADER: public,
+            TIMESTAMP_HEADER: stamp,
+            FLEET_HTTP_SIGNATURE_HEADER: signature,
+        }
 
     def intercept(self, context, call_next):
         context.request.headers.update(self.headers)
@@ -155,7 +163,8 @@ def test_an_old_message_with_a_new_date_is_refused(house, coordinator):
 
 @pytest.mark.parametrize("path", [
     *(f"/v1/control/{call}" for call in CONTROL), *(f"/v1/runtime/{call}" for call in RUNTIME),
-    "/docs", "/openapi.json", "/", "/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/../control/list-runs",
+    "/docs", "/openapi.json", "/", "/v1/fleet/register-node", "/v1/fleet/unregister-node",
+    "/v1/fleet/../control/list-runs",
     "/v1/fleet/pull-messages/../../control/list-runs", "//v1/control/list-runs", "/V1/control/list-runs",
     "/v1/fleet%2f..%2fcontrol/list-runs",
 ])  # fmt: skip

@@ -18,7 +18,9 @@ from fedapa.flower.store import Store
 from fedapa.flower.transport import _from_record
 from fedapa.run import checkpoint, ledger
 
-pytestmark = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
+)
 
 
 @pytest.fixture(scope="module")

@@ -279,10 +279,12 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
             if message.metadata.dst_node_id != 103:
                 return reply
             self.visits += 1
-            return Message(with_leaf(reply.content, "theta", unpack(reply.content["up"])["theta"] * 1e20), reply_to=message)
+            return Message(
+                with_leaf(reply.content, "theta", unpack(reply.content["up"])["theta"] * 1e20), reply_to=message
+            )
 
     session = Poisoned(make_sites(tmp_path))
-    state, logs, transport = run(terms, agreed, begin, like, session, Patience(quarantine_after=2, rejoin=1))
+    _, logs, transport = run(terms, agreed, begin, like, session, Patience(quarantine_after=2, rejoin=1))
     assert [len(log.events) for log in logs[:2]] == [1, 1]
     assert "client dune refused: theta has norm" in logs[0].events[0].text
     assert all("client dune is in quarantine after 2 refused uploads" in log.events[0].text for log in logs[2:])

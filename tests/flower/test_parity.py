@@ -2,7 +2,17 @@
 
 import pytest
 from fleet import (
-    NAMES, Direct, client_digests, config_text, grid, in_process, make_sites, over_grid, scores, server_digest, terms_of,
+    NAMES,
+    Direct,
+    client_digests,
+    config_text,
+    grid,
+    in_process,
+    make_sites,
+    over_grid,
+    scores,
+    server_digest,
+    terms_of,
 )  # fmt: skip
 
 from fedapa.flower.store import Store

@@ -4,7 +4,16 @@ import shutil
 
 import pytest
 from fleet import (
-    NAMES, Direct, client_digests, config_text, grid, in_process, make_sites, over_grid, server_digest, terms_of,
+    NAMES,
+    Direct,
+    client_digests,
+    config_text,
+    grid,
+    in_process,
+    make_sites,
+    over_grid,
+    server_digest,
+    terms_of,
 )  # fmt: skip
 from flwr.app import Error, Message
 
@@ -75,7 +84,7 @@ class Restarting(Losing):
 
     def mend(self, message):
         self.came_back = self.clock() + 50
-        return None
+        return
 
     def nodes(self):
         away = self.clock() < self.came_back
@@ -130,11 +139,11 @@ def test_a_lost_session_sends_again_what_was_not_answered(tmp_path):
 
 def test_replies_to_other_messages_and_second_replies_change_nothing(tmp_path):
     class Replaying(Direct):
-        kept: list[Message] = []
+        kept: tuple[Message, ...] = ()
 
         def pull(self, ids):
             fresh = super().pull(ids)
-            self.kept = [*self.kept, *fresh]
+            self.kept = (*self.kept, *fresh)
             return [*self.kept, *fresh, *fresh]
 
     terms = terms_of(config_text(participation=(1.0, 1.0)))

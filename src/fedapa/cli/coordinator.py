@@ -30,7 +30,9 @@ def command() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name or address under which sites reach it.")
 @click.option("--name", "names", multiple=True, help="Further names or addresses for its certificate.")
 @click.option("--port", default=9091, show_default=True, type=click.IntRange(1, 65535), help="SuperLink, local only.")
-@click.option("--door", default=9443, show_default=True, type=click.IntRange(0, 65535), help="Proxy for sites; 0: none.")
+@click.option(
+    "--door", default=9443, show_default=True, type=click.IntRange(0, 65535), help="Proxy for sites; 0: none."
+)
 @click.option("--ca-cert", type=click.Path(dir_okay=False, path_type=Path), help="Your own authority, PEM.")
 @click.option("--ca-key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, PEM; read once, not kept.")
 def init(
@@ -47,7 +49,9 @@ def init(
 @folder_option
 @click.option("--kit", type=click.Path(path_type=Path), help="Folder for the kit; default kits/NAME.")
 @click.option("--public-key", type=click.Path(dir_okay=False, path_type=Path), help="The site's own key (site key).")
-@click.option("--share", type=click.IntRange(0), help="Which share of a config's data is the site's; default: the next.")
+@click.option(
+    "--share", type=click.IntRange(0), help="Which share of a config's data is the site's; default: the next."
+)
 def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, share: int | None) -> None:
     """Enrol the site NAME and make its kit: name, key, authority, address. Carry the kit there by a safe way."""
     coordinator = _registry().Coordinator(home)
@@ -114,7 +118,8 @@ def status(home: Path, runs: Path | None, form: str) -> None:
     if form == "json":
         ui.dump(found)
         return
-    click.echo(f"SuperLink {'up' if found['up'] else 'down'} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
+    state = "up" if found["up"] else "down"
+    click.echo(f"SuperLink {state} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
     ui.show(found["sites"], form, title="sites")
     if found["runs"]:
         ui.show(found["runs"], form, title="runs")

@@ -33,7 +33,9 @@ def key(folder: Path) -> None:
 
 @click.command()
 @kit_argument
-@click.option("--data", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="A config here whose [data] counts.")
+@click.option(
+    "--data", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="A config here whose [data] counts."
+)
 @click.option("--share", type=click.IntRange(0), help="Which share of the data is this site's.")
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
 @click.option("--detach", is_flag=True, help="In the background; `site leave` ends it.")

@@ -124,7 +124,9 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     found = ask_all(session, sites, config, text)
     for description in found:
         if description.fault:
-            raise RunError(f"site {description.site} cannot take part: {description.fault[:500]}", "mend that, or remove it")
+            raise RunError(
+                f"site {description.site} cannot take part: {description.fault[:500]}", "mend that, or remove it"
+            )
     if len(found) < max(config.federation.min_sites, 1):
         hint = "`fedapa coordinator status` shows who is online; start the others, or lower federation.min_sites"
         raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)
@@ -173,7 +175,9 @@ def _described(site: Enrolled, message: Message) -> Description:
     try:
         found = letters.read(Description, message.content.get("description"))
     except Unsound as error:
-        raise RunError(f"site {site.name} does not say what it has: {error}", "is its fedapa of another version?") from None
+        raise RunError(
+            f"site {site.name} does not say what it has: {error}", "is its fedapa of another version?"
+        ) from None
     sound = found.site == site.name and (
         found.fault
         or (
@@ -190,5 +194,3 @@ def _described(site: Enrolled, message: Message) -> Description:
 def _flags(found: Description) -> str:
     """Which classes a site has; how many of each it does not tell."""
     return ",".join(str(int(k in found.labels)) for k in range(found.classes))
-
-

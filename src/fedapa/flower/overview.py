@@ -27,7 +27,11 @@ def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
     sites = [
         {
             "site": site.name,
-            "state": "removed" if site.removed else "unknown" if online is None else online.get(site.node, "registered"),
+            "state": "removed"
+            if site.removed
+            else "unknown"
+            if online is None
+            else online.get(site.node, "registered"),
             "added": site.added,
             "refusals": refused.get(site.name, 0),
             "share": site.share,

@@ -30,7 +30,6 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
@@ -228,5 +227,3 @@ def read_ca(path: Path) -> bytes:
 
 def _seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
-
-

@@ -109,9 +109,10 @@ class Site:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
         mine, model = data.clients[0], config.model
         split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
+        held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
-            self.name, "", len(mine.train.y), len(mine.test.y), 0 if mine.validation is None else len(mine.validation.y),
-            data.classes, list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
+            self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
+            list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
             list(map(float, data.mean)), list(map(float, data.std)), mine.train.y.unique().tolist(), data.fingerprint,
             native_kernel(split, data) is not None,
         )  # fmt: skip

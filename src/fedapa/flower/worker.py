@@ -51,9 +51,7 @@ def work(folder: Path, address: str) -> None:
 def perform(folder: Path, address: str, token: str) -> None:
     """One task; whatever fails on the way becomes the answer, or is left to the coordinator's patience."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    client = RuntimeHttpClient.from_server_address(
-        address, True, None, [version, RuntimeTokenHttpInterceptor(token)]
-    )
+    client = RuntimeHttpClient.from_server_address(address, True, None, [version, RuntimeTokenHttpInterceptor(token)])
     done = threading.Event()
     threading.Thread(target=_beat, args=(client, done), daemon=True).start()
     try:
