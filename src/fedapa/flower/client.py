@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapa.flower import letters
+from fedapa.flower.kit import KIT
 from fedapa.flower.letters import Ask, Question, Terms
 from fedapa.flower.pack import pack, unpack
 from fedapa.flower.site import Site
@@ -18,24 +20,32 @@ SITE = "site"  # the key of a node's configuration that names the site's folder
 
 
 @lru_cache(maxsize=64)
-def open_site(folder: str) -> Site:
-    return Site.open(Path(folder))
+def open_site(folder: Path) -> Site:
+    return Site.open(folder)
+
+
+def folder_of(context: Context) -> Path:
+    """Where the node's site lives; in Flower's simulation, by the partition's number among FEDAPA_SITES."""
+    if SITE in context.node_config:
+        return Path(str(context.node_config[SITE]))
+    folders = sorted(path.parent for path in Path(os.environ["FEDAPA_SITES"]).glob(f"*/{KIT}"))
+    return folders[int(str(context.node_config["partition-id"]))]
 
 
 def train(message: Message, context: Context) -> Message:
     """A visit, with or without training."""
-    site, content = open_site(str(context.node_config[SITE])), message.content
+    folder, content = folder_of(context), message.content
     terms, ask = letters.read(Terms, content.get("terms")), letters.read(Ask, content.get("ask"))
-    answer, up = site.visit(terms, ask, unpack(content.get("down")))
+    answer, up = open_site(folder).visit(terms, ask, unpack(content.get("down")))
     facts = {"run": terms.run, "round": ask.round + 1, "trained": answer.trained, "fault": answer.fault}
-    note(Path(str(context.node_config[SITE])), state="ready", **facts)
+    note(folder, state="ready", **facts)
     return _reply(message, RecordDict({"answer": letters.write(answer), "up": pack(up or {})}))
 
 
 def query(message: Message, context: Context) -> Message:
     """What the site says about its data."""
     asked = letters.read(Question, message.content.get("question"))
-    found = open_site(str(context.node_config[SITE])).describe(asked.config, asked.site)
+    found = open_site(folder_of(context)).describe(asked.config, asked.site)
     return _reply(message, RecordDict({"description": letters.write(found)}))
 
 

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,20 +49,27 @@ def conduct(
     session = FlowerSession(coordinator, say or (lambda text: None))
     finished = False
     try:
-        result = _conduct(coordinator, session, config, folder, progress)
+        where = partial(places, coordinator)
+        result = play_over(session, coordinator.members(), where, config, folder, progress)
         finished = True
     finally:
         session.close(finished)
     return result
 
 
-def _conduct(
-    coordinator: Coordinator, session: Session, config: Config, folder: Path, progress: Progress | None
+def play_over(
+    session: Session,
+    sites: Sequence[Enrolled],
+    where: Callable[[Sequence[str]], Sequence[int | None]],
+    config: Config,
+    folder: Path,
+    progress: Progress | None = None,
 ) -> Result:
+    """The same over any session; ``where`` finds the nodes of sites by name."""
     agreement = read_agreement(folder)
     if agreement is None:
         text = (folder / CONFIG).read_text(encoding="utf-8")
-        agreement = make_agreement(session, coordinator.members(), config, text)
+        agreement = make_agreement(session, sites, config, text)
         write_json(folder / AGREED, asdict(agreement))
     terms, described = agreement.terms, agreement.descriptions
     method, task, plan = agree(terms)
@@ -71,7 +79,7 @@ def _conduct(
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
     like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
     tests = [(found.test, found.validation) for found in described]
-    transport = Grid(session, terms, lambda: places(coordinator, terms.names), patience(config), tests)
+    transport = Grid(session, terms, lambda: where(terms.names), patience(config), tests)
     meta = {
         "label": config.methods[0],
         "seed": str(plan.seed),

@@ -102,7 +102,7 @@ class Site:
         """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
         blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], "", False)
         try:
-            self._check_name(site)
+            self._check_name(site or self.name)  # asked who it is
             config = self._checked(read_config(text))
             data = self.share(config)
         except FedapaError as error:

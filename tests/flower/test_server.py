@@ -1,0 +1,86 @@
+"""The ServerApp over a grid that Flower lends, and what sites say before a run."""
+
+import pytest
+from fleet import NAMES, Direct, client_digests, config_text, in_process, make_sites, server_digest
+from flwr.app import Context, RecordDict
+
+from fedapa.core.tree import digest
+from fedapa.errors import RunError
+from fedapa.flower import client, server
+from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.registry import Enrolled
+from fedapa.flower.site import Site
+from fedapa.flower.transport import _from_record
+from fedapa.run import checkpoint
+from fedapa.run.folder import create
+
+
+class Borrowed(Direct):
+    """The calls of Flower's own grid."""
+
+    def push_messages(self, messages):
+        return [self.push(message) for message in messages]
+
+    def pull_messages(self, ids):
+        return self.pull(ids)
+
+    def get_node_ids(self):
+        return [103, 101, 100, 102]
+
+
+def test_a_run_folder_over_a_borrowed_grid(tmp_path):
+    create(tmp_path / "run", config_text("fedavg", rounds=2))
+    grid = Borrowed(make_sites(tmp_path / "sites"))
+    server.app(grid, Context(1, 1, {}, RecordDict(), {"config": str(tmp_path / "run")}))
+    agreement = read_agreement(tmp_path / "run")
+    assert agreement.terms.names == NAMES
+    found, here = checkpoint.newest(tmp_path / "run" / "checkpoints"), in_process(agreement.terms)
+    assert digest(found.state.server) == server_digest(here)
+    assert [_from_record(record).digest for record in found.records] == client_digests(here)
+
+
+def test_partitions_of_a_simulation_are_site_folders(tmp_path, monkeypatch):
+    sites = make_sites(tmp_path)
+    monkeypatch.setenv("FEDAPA_SITES", str(tmp_path))
+    assert client.folder_of(Context(1, 7, {"partition-id": 2}, RecordDict(), {})) == sites[2]
+
+
+def test_what_a_site_says_about_itself(tmp_path):
+    site = Site.open(make_sites(tmp_path)[1])
+    found = site.describe(config_text(), "birch")
+    assert (found.fault, found.classes, found.shape, found.dtype) == ("", 10, [1, 8, 8], "uint8")
+    assert found.train > 0
+    assert set(found.labels) <= set(range(10))
+
+
+def test_a_site_does_not_answer_in_anothers_name(tmp_path):
+    assert "this is birch, not amber" in Site.open(make_sites(tmp_path)[1]).describe(config_text(), "amber").fault
+
+
+def test_a_model_by_name_is_code_and_must_be_allowed(tmp_path):
+    text = config_text().replace('name = "mlp"', 'name = "os:system"')
+    site = Site.open(make_sites(tmp_path)[0])
+    assert "the model os:system is not allowed at amber" in site.describe(text, "amber").fault
+
+
+def test_a_config_that_does_not_fit_is_told(tmp_path):
+    site = Site.open(make_sites(tmp_path)[3])
+    assert "no share 3 among 3" in site.describe(config_text().replace("clients = 4", "clients = 3"), "dune").fault
+    assert "unknown method" in site.describe(config_text().replace('"fedapa"', '"nonsense"'), "dune").fault
+    assert "not TOML" in site.describe("= 5", "dune").fault
+
+
+def test_sites_whose_data_differ_are_named(tmp_path):
+    from fedapa.flower.coordinate import make_agreement
+    from fedapa.flower.site import read_config
+
+    class Odd(Direct):
+        def answer(self, message):
+            reply = super().answer(message)
+            if message.metadata.dst_node_id == 102:
+                reply.content["description"]["classes"] = 11
+            return reply
+
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    with pytest.raises(RunError, match="the data differ in classes: 10 at amber, 11 at cedar"):
+        make_agreement(Odd(make_sites(tmp_path)), sites, read_config(config_text()), config_text())
