@@ -94,7 +94,9 @@ class Federation:
         """The process below a supervisor whose command has this word."""
         boss = processes.running(pid_file)
         assert boss is not None
-        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(boss)], capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(boss)], capture_output=True, text=True
+        ).stdout
         (line,) = [line for line in listed.splitlines() if word in line]
         return int(line.split()[0])
 

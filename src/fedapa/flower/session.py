@@ -103,8 +103,8 @@ class Control:
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
         self.coordinator.note_nodes(numbers)
 
-    def start_run(self) -> int:
-        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(build_app()))).run_id)
+    def start_run(self, app: Fab) -> int:
+        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(app))).run_id)
 
     def _register(self, key: str, name: str) -> int:
         return int(self._client.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name)).node_id)
@@ -117,9 +117,13 @@ class FlowerSession:
     """One Flower run after another, until ours is done."""
 
     def __init__(
-        self, coordinator: Coordinator, say: Callable[[str], None] = lambda text: None, outage: float = 3600.0
+        self,
+        coordinator: Coordinator,
+        say: Callable[[str], None] = lambda text: None,
+        outage: float = 3600.0,
+        app: Fab | None = None,
     ) -> None:
-        self.coordinator, self.say, self.outage = coordinator, say, outage
+        self.coordinator, self.say, self.outage, self._app = coordinator, say, outage, app or build_app()
         self._ca, self._stop = read_ca(coordinator.ca), threading.Event()
         self._grid: Any = None
         self.renewals = 0
@@ -158,7 +162,7 @@ class FlowerSession:
 
     def _open(self) -> None:
         token = self._patiently(self._claim)
-        grid = HttpGrid(self.coordinator.address, root_certificates=self._ca, token=token)
+        grid: Any = HttpGrid(self.coordinator.address, root_certificates=self._ca, token=token)
         grid._retry_invoker = None  # it would interrupt this process when a token has expired
         self._grid = grid
         found = self._patiently(lambda: grid._runtime_client.PullTaskInput(PullTaskInputRequest()))
@@ -169,7 +173,7 @@ class FlowerSession:
     def _claim(self) -> str:
         """Start a Flower run and take its task; tasks of older runs that nobody took are left to expire."""
         control = Control(self.coordinator)
-        interceptors = [
+        interceptors: list[Any] = [
             RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             SuperExecAuthHttpInterceptor(
                 master_secret=self.coordinator.secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
@@ -177,7 +181,7 @@ class FlowerSession:
         ]
         runtime = RuntimeHttpClient.from_server_address(self.coordinator.address, False, self._ca, interceptors)
         try:
-            run = control.start_run()
+            run = control.start_run(self._app)
             for _ in range(100):
                 taken = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
                 if taken.token and taken.task.run_id == run:

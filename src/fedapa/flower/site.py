@@ -109,11 +109,12 @@ class Site:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
         mine, model = data.clients[0], config.model
         split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
+        labels = torch.bincount(mine.train.y).nonzero().flatten().tolist()
         held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
             self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
             list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
-            list(map(float, data.mean)), list(map(float, data.std)), mine.train.y.unique().tolist(), data.fingerprint,
+            list(map(float, data.mean)), list(map(float, data.std)), labels, data.fingerprint,
             native_kernel(split, data) is not None,
         )  # fmt: skip
 

@@ -206,9 +206,11 @@ class Grid:
             self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
             standing.accepted, standing.digest, keep_from,
         )  # fmt: skip
-        content = {"terms": letters.write(self.terms), "ask": letters.write(ask), "down": pack(request.down())}
+        content = RecordDict()
+        content["terms"], content["ask"] = letters.write(self.terms), letters.write(ask)
+        content["down"] = pack(request.down())
         ttl = self.patience.round_timeout + self.patience.rejoin
-        return Message(RecordDict(content), place, MessageType.TRAIN, ttl=ttl, group_id=str(request.round + 1))
+        return Message(content, place, MessageType.TRAIN, ttl=ttl, group_id=str(request.round + 1))
 
     def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Message]]:
         """Replies to what was last sent; answers to older messages are of no interest."""

@@ -1,0 +1,103 @@
+"""How long a round takes, against the floor: Flower's own way with a client that does nothing and imports nothing.
+
+python tests/flower/speed.py --rounds 8
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from federation import Federation
+from fleet import NAMES
+from flwr.app import Message, MessageType, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.supercore.fab import Fab
+
+from fedapa.flower import processes
+from fedapa.flower.session import APP, FlowerSession
+from fedapa.run import ledger
+
+IDLE = """from flwr.app import Message
+from flwr.clientapp import ClientApp
+app = ClientApp()
+@app.train()
+def train(message, context):
+    return Message(message.content, reply_to=message)
+"""
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--rounds", type=int, default=8)
+    rounds = asked.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(Path(folder))
+        try:
+            federation.spawn("coordinator", "start")
+            floor = measure_floor(federation, rounds)
+            federation.join(NAMES)
+            federation.wait_online(4)
+            ours = measure_ours(federation, rounds)
+        finally:
+            federation.close()
+    print(f"floor {floor:.2f} s, ours {ours:.2f} s a round (medians of {rounds}): {ours / floor:.2f} times")
+
+
+def measure_floor(federation: Federation, rounds: int) -> float:
+    nodes = [start_node(federation, name) for name in NAMES]
+    try:
+        federation.wait_online(4)
+        text = APP.replace("fedapa.flower.server:app", "idle:app").replace("fedapa.flower.client:app", "idle:app")
+        content, _ = build_fab_from_files(
+            {"pyproject.toml": text.encode(), "LICENSE": b"-\n", "idle.py": IDLE.encode()}
+        )
+        session = FlowerSession(federation.coordinator, app=Fab(hashlib.sha256(content).hexdigest(), content, {}))
+        times = [one_round(session) for _ in range(rounds + 1)][1:]  # the first installs the app
+        session.close(True)
+    finally:
+        for node in nodes:
+            node.terminate()
+            node.wait()
+    return statistics.median(times)
+
+
+def start_node(federation: Federation, name: str) -> subprocess.Popen[bytes]:
+    kit = federation.folder / "kits" / name
+    command = processes.flower(
+        "flwr.supernode.cli:flower_supernode", "--superlink", federation.coordinator.fleet_address,
+        "--root-certificates", str(kit / "ca.crt"), "--auth-supernode-private-key", str(kit / "site.key"),
+        "--host", "127.0.0.1", "--port", str(processes.free_port()),
+    )  # fmt: skip
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own = {**os.environ, **processes.QUIET, "PATH": path, "FLWR_HOME": str(kit / "flwr")}
+    with open(federation.folder / "floor.log", "ab") as log:
+        return subprocess.Popen(command, env=own, stdout=log, stderr=log)
+
+
+def one_round(session: FlowerSession) -> float:
+    begin, open_ = time.monotonic(), set[str]()
+    for node in session.nodes():
+        open_.add(session.push(Message(RecordDict(), node, MessageType.TRAIN, ttl=600)))
+    while open_:
+        for message in session.pull(open_):
+            assert message.has_content(), message.error
+            open_.discard(message.metadata.reply_to_message_id)
+        time.sleep(0.2)
+    return time.monotonic() - begin
+
+
+def measure_ours(federation: Federation, rounds: int) -> float:
+    assert federation.run("speed", "--set", f"run.rounds={rounds + 1}").wait() == 0
+    with ledger.reading(federation.folder / "speed" / "fedapa-seed0" / "run.db") as db:
+        return statistics.median(row[0] for row in db.execute("SELECT seconds FROM round WHERE round > 0"))
+
+
+if __name__ == "__main__":
+    main()

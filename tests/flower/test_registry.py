@@ -1,0 +1,206 @@
+"""Who may take part: names, keys, kits, certificates, and the commands around them. No process is started."""
+
+import json
+import stat
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedapa.cli import coordinator as coordinator_cli
+from fedapa.cli import join as join_cli
+from fedapa.errors import InputError
+from fedapa.flower import certificates, joining, processes, proxy, serving
+from fedapa.flower.kit import Kit, read_kit, write_kit
+from fedapa.flower.registry import Coordinator, Settings, create
+from fedapa.flower.session import build_app
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    return create(tmp_path / "coordinator", Settings("fed.example.org", 9091, 9443), ["10.0.0.7"], None, None)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_certificate_carries_every_name_and_is_signed_by_the_authority(coordinator):
+    ca = x509.load_pem_x509_certificate(coordinator.ca.read_bytes())
+    own = x509.load_pem_x509_certificate(coordinator.certificate.read_bytes())
+    own.verify_directly_issued_by(ca)
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "127.0.0.1"]
+
+
+def test_secrets_are_nobody_elses(coordinator, tmp_path):
+    coordinator.enrol("amber", tmp_path / "kit")
+    for path in (
+        coordinator.key,
+        coordinator.secret,
+        coordinator.folder / "tls" / "ca.key",
+        tmp_path / "kit" / "site.key",
+    ):
+        assert mode(path) == 0o600, path
+    assert mode(coordinator.folder) == mode(tmp_path / "kit") == 0o700
+
+
+def test_an_authority_of_your_own_is_used_and_its_key_not_kept(tmp_path):
+    certificates.make_authority(tmp_path / "our.crt", tmp_path / "our.key", "us")
+    made = create(tmp_path / "c", Settings(), [], tmp_path / "our.crt", tmp_path / "our.key")
+    own = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    own.verify_directly_issued_by(x509.load_pem_x509_certificate((tmp_path / "our.crt").read_bytes()))
+    assert not (made.folder / "tls" / "ca.key").exists()
+
+
+def test_a_kit_has_what_a_site_needs(coordinator, tmp_path):
+    made = coordinator.enrol("amber", tmp_path / "kit")
+    assert read_kit(tmp_path / "kit") == Kit("amber", "fed.example.org:9443", 0)
+    private = load_ssh_private_key((tmp_path / "kit" / "site.key").read_bytes(), None)
+    assert public_key_to_bytes(private.public_key()).decode() == made.key == coordinator.members()[0].key
+    assert (tmp_path / "kit" / "ca.crt").read_bytes() == coordinator.ca.read_bytes()
+    assert coordinator.enrol("birch", tmp_path / "kit2").share == 1
+
+
+def test_with_a_key_of_its_own_the_private_half_never_travels(coordinator, tmp_path):
+    public = tmp_path / "site.pub"
+    public.write_text(certificates.make_site_key(tmp_path / "site.key"))
+    coordinator.enrol("amber", tmp_path / "kit", public)
+    assert not (tmp_path / "kit" / "site.key").exists()
+    with pytest.raises(InputError, match="belongs to another site"):
+        coordinator.enrol("birch", tmp_path / "kit2", public)
+    assert not (tmp_path / "kit2").exists()
+
+
+def test_a_name_is_given_once(coordinator, tmp_path):
+    coordinator.enrol("amber", tmp_path / "kit")
+    with pytest.raises(InputError, match="amber is enrolled or was"):
+        coordinator.enrol("amber", tmp_path / "kit2")
+    coordinator.remove("amber")
+    assert coordinator.members() == []
+    with pytest.raises(InputError, match="amber is enrolled or was"):
+        coordinator.enrol("amber", tmp_path / "kit2")
+    with pytest.raises(InputError, match="no site is called"):
+        coordinator.remove("amber")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../up", "-x", "x" * 64, "é", "a/b"])
+def test_names_that_are_none(coordinator, tmp_path, name):
+    with pytest.raises(InputError, match="cannot name a site"):
+        coordinator.enrol(name, tmp_path / "kit")
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("name = 'a'", "coordinator is missing"), ("nonsense", "is damaged"),
+    ("name = 5\ncoordinator = 'x'", "not understood"),
+    ("name = 'a'\ncoordinator = 'x'\nshaer = 1", "not understood"), ("name = '../a'\ncoordinator = 'x'", "cannot name"),
+])  # fmt: skip
+def test_a_damaged_kit_is_told(tmp_path, content, said):
+    (tmp_path / "kit.toml").write_text(content)
+    with pytest.raises(InputError, match=said):
+        read_kit(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_the_app_that_travels_holds_no_code():
+    import io
+    import zipfile
+
+    names = zipfile.ZipFile(io.BytesIO(build_app().content)).namelist()
+    assert not [name for name in names if name.endswith(".py")]
+
+
+def test_the_door_lets_only_fleet_calls_through(coordinator):
+    text = (coordinator.folder / proxy.FILE).read_text()
+    assert "listen 9443 ssl" in text
+    assert "register-node" not in text
+    assert "control" not in text.replace("Control and runtime calls", "")
+
+
+@pytest.mark.skipif(serving.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)")
+def test_nginx_takes_the_configuration(coordinator):
+    assert serving.door_command(coordinator)[0].endswith("nginx")
+
+
+def test_a_coordinator_without_a_door_needs_no_nginx(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "find_nginx", lambda: None)
+    local = create(tmp_path / "local", Settings(door=0), [], None, None)
+    assert [child.name for child in serving.coordinator_processes(local).children] == ["superlink"]
+    assert local.fleet_address == "127.0.0.1:9091"
+    open_ = create(tmp_path / "open", Settings(), [], None, None)
+    with pytest.raises(InputError, match="nginx is not installed"):
+        serving.coordinator_processes(open_)
+
+
+def test_flower_is_told_to_keep_quiet(tmp_path):
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for name in ("site.key", "ca.crt"):
+        (tmp_path / name).write_text("x")
+    node, worker = joining.site_processes(tmp_path).children
+    assert "process" in node.command
+    assert "--insecure" not in node.command
+    assert processes.QUIET["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert processes.QUIET["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert worker.command[1:3] == ["-m", "fedapa.flower.worker"]
+
+
+def test_a_child_that_ends_is_started_again(tmp_path):
+    child = processes.Child("short", ["true"], tmp_path / "log", tmp_path, pause=0.0)
+    child.start()
+    child.process.wait()
+    child.look()
+    child.pause = 0.0
+    child.look()
+    assert child.starts == 2
+    child.process.wait()
+    child.stop()
+
+
+def test_a_pid_of_somebody_else_is_not_ours(tmp_path):
+    sleeper = subprocess.Popen(["sleep", "30"])
+    try:
+        (tmp_path / "pid").write_text(f"{sleeper.pid} 12345")
+        assert processes.running(tmp_path / "pid") is None
+        assert processes.stop(tmp_path / "pid") is False
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def run(command, *words):
+    return CliRunner().invoke(command, list(words), catch_exceptions=True)
+
+
+def test_the_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(coordinator_cli.command, "init", "--door", "0").exit_code == 0
+    assert run(coordinator_cli.command, "add-site", "amber").exit_code == 0
+    assert (tmp_path / "kits" / "amber" / "site.key").is_file()
+    shown = run(coordinator_cli.command, "status", "--format", "json")
+    found = json.loads(shown.stdout)
+    assert found["up"] is False
+    assert [(site["site"], site["state"]) for site in found["sites"]] == [("amber", "unknown")]
+    shown = json.loads(run(join_cli.status, "kits/amber", "--format", "json").stdout)
+    assert (shown[0]["site"], shown[0]["running"]) == ("amber", False)
+    assert run(coordinator_cli.command, "remove-site", "amber").exit_code == 0
+    assert [site.removed != "" for site in Coordinator(tmp_path / "coordinator").sites()] == [True]
+    again = run(coordinator_cli.command, "init")
+    assert isinstance(again.exception, InputError)
+    assert "is a coordinator already" in again.exception.message
+    nowhere = run(coordinator_cli.command, "status", "--dir", "nowhere")
+    assert isinstance(nowhere.exception, InputError)
+
+
+def test_without_flower_one_line_says_how_to_get_it(monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flwr" else real(name))
+    with pytest.raises(InputError, match="need Flower") as missing:
+        coordinator_cli.require_flower()
+    assert missing.value.hint == "pip install 'fedapa[flower]'"
