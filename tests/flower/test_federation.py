@@ -92,6 +92,20 @@ def test_killed_one_after_another_nothing_is_lost_and_nothing_counted_twice(fede
     assert_same(federation, run)
 
 
+def test_a_node_that_hears_nothing_for_more_than_a_minute(federation):
+    """As when its network is pulled: its heartbeat expires, its message comes back, and it is asked again."""
+    run = federation.folder / "silence" / "fedapa-seed0"
+    process = federation.run("silence", "--set", "run.rounds=4")
+    wait_for_round(run, 1)
+    frozen = federation.node("amber")
+    os.kill(frozen, signal.SIGSTOP)
+    time.sleep(75)
+    os.kill(frozen, signal.SIGCONT)
+    assert process.wait(900) == 0
+    assert trained(run) == [4] * 4
+    assert_same(federation, run)
+
+
 def test_a_straggler_is_left_out_and_comes_back(federation):
     run = federation.folder / "straggler" / "fedavg-seed0"
     changes = ("--method", "fedavg", "--set", "run.rounds=4", "--set", "federation.round_timeout=45.0")

@@ -41,14 +41,19 @@ def _engines() -> list[dict[str, Any]]:
 
 def _extras() -> list[dict[str, Any]]:
     from importlib.util import find_spec
+    from shutil import which
 
     extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
-              "privacy": ("opacus", "the account of noised uploads")}  # fmt: skip
-    return [
+              "privacy": ("opacus", "the account of noised uploads"),
+              "flower": ("flwr", "real federations, docs/deploy.md")}  # fmt: skip
+    rows = [
         {"what": f"extra {name}", "state": "ok" if find_spec(package) else "missing",
          "note": use if find_spec(package) else f"{use}: pip install 'fedapa[{name}]'"}
         for name, (package, use) in extras.items()
     ]  # fmt: skip
+    nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+    door = "the door of a coordinator" if nginx else "only a coordinator needs it: apt-get install nginx-light"
+    return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": door}]
 
 
 def _data() -> list[dict[str, Any]]:
