@@ -21,6 +21,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedapa.flower import certificates, processes, serving
 from fedapa.flower.registry import Coordinator
+from fedapa.flower.session import Control
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
@@ -70,11 +71,31 @@ def node_of(coordinator, name):
     return next(site.node for site in coordinator.members() if site.name == name)
 
 
+def online(house):
+    control = Control(house.coordinator)
+    try:
+        return {node.name for node in control.nodes() if node.status == "online"}
+    finally:
+        control.close()
+
+
 def post(coordinator, path, **kwargs):
     url = f"https://{coordinator.fleet_address}{path}"
     return httpx.post(
         url, content=b"", headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca), **kwargs
     )
+
+
+def test_a_site_works_through_the_door(house):
+    """A real SuperNode and its worker: messages and tensors pass both ways."""
+    house.join(["birch"])
+    wait(lambda: "birch" in online(house), 240, 1.0)
+    sets = ("run.rounds=2", "federation.min_sites=1", "federation.rejoin=15.0")
+    run = house.run("through", "--method", "fedavg", *(word for change in sets for word in ("--set", change)))
+    assert run.wait(600) == 0
+    (row,) = house.status("through")["runs"]
+    assert (row["status"], row["round"], row["sites"]) == ("finished", 2, 1)
+    assert row["MB"] > 0
 
 
 def test_an_enrolled_key_comes_in(house, coordinator):
