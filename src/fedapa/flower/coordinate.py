@@ -154,10 +154,13 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
 
 
 def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> list[Description]:
-    end = time.monotonic() + config.federation.rejoin
+    """Whoever is online has the time of a round for it; the others have the time for rejoining."""
+    begin, wanted = time.monotonic(), config.federation
     open_: dict[str, Enrolled] = {}
     found: dict[str, Description] = {}
-    while len(found) < len(sites) and time.monotonic() < end:
+    while len(found) < len(sites):
+        if time.monotonic() - begin > (max(wanted.rejoin, wanted.round_timeout) if open_ else wanted.rejoin):
+            break
         try:
             nodes = session.nodes()
             asked = {site.name for site in open_.values()} | found.keys()
