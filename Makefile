@@ -35,7 +35,7 @@ nginx: # Debian's, for the tests of a federation's door, where it is missing and
 	  || echo "no nginx here: the tests of the door will be skipped"
 
 test-federation: $(READY) nginx ## real processes: parity, kills, the closed door; ten thousand bad uploads
-	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest tests/flower --durations=10
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 2 --dist loadfile tests/flower --durations=10
 
 soak: $(READY) ## two hundred rounds of a real federation with a random kill every few rounds
 	$(BIN)/python tests/flower/soak.py --rounds 200

@@ -52,7 +52,7 @@ class Method(ABC):
 
     @abstractmethod
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        """What the server learns from whoever answered."""
+        """What the server learns from whoever answered; ``server`` is the state that ``downs`` were made from."""
 
     @abstractmethod
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
