@@ -46,7 +46,9 @@ def conduct(
 ) -> Result:
     """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
     config = read_config(folder)
-    session = FlowerSession(coordinator, say or (lambda text: None))
+    session = FlowerSession(
+        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
+    )
     finished = False
     try:
         where = partial(places, coordinator)

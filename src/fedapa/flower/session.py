@@ -11,24 +11,31 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Message
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     GetNodesRequest,
+    PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
@@ -40,11 +47,13 @@ from flwr.superlink.grid import HttpGrid
 
 from fedapa.errors import RunError
 from fedapa.flower.registry import Coordinator
-from fedapa.flower.transport import Lost, Node
+from fedapa.flower.transport import AWAY, GARBLED, GIANT, Lost, Node
 
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
+STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
+MOST_PARTS = 100_000
 # Nothing in it but names: sites run what is installed at them.
 APP = """[build-system]
 requires = ["setuptools"]
@@ -113,6 +122,16 @@ class Control:
         self._client.close()
 
 
+@dataclass
+class Arriving:
+    """A reply whose parts are coming in."""
+
+    name: str
+    parts: dict[str, bytes | None]
+    moved: float  # when the last part came
+    size: int = 0
+
+
 class FlowerSession:
     """One Flower run after another, until ours is done."""
 
@@ -122,10 +141,13 @@ class FlowerSession:
         say: Callable[[str], None] = lambda text: None,
         outage: float = 3600.0,
         app: Fab | None = None,
+        most_bytes: float = 2**30,
     ) -> None:
         self.coordinator, self.say, self.outage, self._app = coordinator, say, outage, app or build_app()
+        self.most_bytes = most_bytes
         self._ca, self._stop = read_ca(coordinator.ca), threading.Event()
         self._grid: Any = None
+        self._arriving: dict[str, Arriving] = {}
         self.renewals = 0
         self._open()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -134,10 +156,52 @@ class FlowerSession:
         ids = self._call(lambda: list(self._grid.push_messages([message])))
         return str(ids[0]) if ids and ids[0] else ""
 
-    def pull(self, ids: Iterable[str]) -> Iterable[Message]:
-        wanted = list(ids)
-        found: list[Message] = self._call(lambda: list(self._grid.pull_messages(wanted)))
-        return found
+    def pull(self, ids: Iterable[str]) -> list[Message]:
+        """Replies that are complete. One that is still arriving holds nobody up, and one that stopped is an error."""
+        wanted = [name for name in ids if name not in self._arriving]
+        if wanted:
+            client = self._grid._runtime_client
+            found = self._call(lambda: client.PullMessages(PullAppMessagesRequest(message_ids=wanted)))
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                asked, name = str(proto.metadata.reply_to_message_id), str(proto.metadata.message_id)
+                parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
+                self._arriving[asked] = Arriving(name, parts, time.monotonic())
+        return [message for asked in list(self._arriving) if (message := self._fetch(asked)) is not None]
+
+    def _fetch(self, asked: str) -> Message | None:
+        """Whatever is there of a reply; the reply, once that is all of it."""
+        entry, run = self._arriving[asked], TaskIdentity.run_id
+        for part in [part for part, content in entry.parts.items() if content is None]:
+            wanted = PullObjectRequest(node=self._grid.node, run_id=run, object_id=part)
+            found = self._call(partial(self._grid._runtime_client.PullObject, wanted))
+            if not found.object_found:
+                return self._broken(asked, AWAY, "its reply is gone")
+            if found.object_available:
+                entry.parts[part], entry.moved = found.object_content, time.monotonic()
+                entry.size += len(found.object_content)
+            if entry.size > self.most_bytes or len(entry.parts) > MOST_PARTS:
+                return self._broken(asked, GIANT, f"it is larger than {self.most_bytes / 1e6:.0f} MB")
+        if any(content is None for content in entry.parts.values()):
+            stalled = time.monotonic() - entry.moved > STALLED
+            return self._broken(asked, AWAY, "its reply stopped on the way") if stalled else None
+        del self._arriving[asked]
+        done = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=entry.name)
+        self._call(lambda: self._grid._runtime_client.ConfirmMessageReceived(done))
+        try:
+            whole = {part: content for part, content in entry.parts.items() if content is not None}
+            message: Any = inflate_object_from_contents(entry.name, whole)
+        except Exception as error:  # bytes from outside, put together by Flower: whatever it says, it is that reply
+            return self._error(asked, GARBLED, f"it cannot be read: {error}"[:200])
+        return message if isinstance(message, Message) else self._error(asked, GARBLED, "it is no message")
+
+    def _broken(self, asked: str, code: int, reason: str) -> Message:
+        del self._arriving[asked]
+        return self._error(asked, code, reason)
+
+    def _error(self, asked: str, code: int, reason: str) -> Message:
+        own = TaskIdentity.node_id
+        about = Metadata(TaskIdentity.run_id, "", own, own, asked, "", time.time(), 1.0, "train")
+        return make_message(about, error=Error(code, reason))
 
     def nodes(self) -> dict[int, Node]:
         found = self._call(lambda: self._grid._runtime_client.GetNodes(GetNodesRequest()).nodes)
@@ -146,6 +210,7 @@ class FlowerSession:
     def renew(self) -> None:
         self.say("the SuperLink forgot this session; a new one begins")
         self.renewals += 1
+        self._arriving.clear()
         self._grid.close()
         self._open()
 

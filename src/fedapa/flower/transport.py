@@ -30,6 +30,7 @@ from fedapa.run.transport import Record, Reply, Request
 POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
 LOOK = 2.0  # seconds between two looks at who is online
 AWAY = 5  # Flower's code for a node whose heartbeat has stopped
+GIANT, GARBLED = 901, 902  # ours for replies that are too large, or that cannot be put together
 
 
 class Lost(Exception):
@@ -224,6 +225,9 @@ class Grid:
     def _read(self, entry: Waiting, message: Message) -> Reply | None:
         """What a site says; None where it should be asked again."""
         i, request = entry.request.client, entry.request
+        if message.has_error() and message.error.code in (GIANT, GARBLED):
+            self._uploaded.add(i)
+            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, str(message.error.reason)[:200])
         if message.has_error():
             entry.message = ""
             entry.tries += message.error.code != AWAY
