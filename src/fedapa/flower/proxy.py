@@ -45,7 +45,7 @@ http {{
         limit_conn callers 64;
         proxy_ssl_trusted_certificate "{coordinator.ca.absolute()}";
         proxy_ssl_verify on;
-        proxy_ssl_name 127.0.0.1;
+        proxy_ssl_name localhost;
         proxy_http_version 1.1;
         proxy_read_timeout 120s;
         proxy_next_upstream off;

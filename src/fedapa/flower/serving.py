@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
@@ -38,6 +39,8 @@ def door_command(coordinator: Coordinator) -> list[str]:
     for name in ("nginx", "log"):
         (folder / name).mkdir(exist_ok=True)
     command = [nginx, "-c", str(folder / proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
+    if os.geteuid() == 0:  # its workers would become nobody, who may not enter this folder
+        command += ["-g", "user root;"]
     tried = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
     if tried.returncode:
         raise InputError(f"nginx does not take {folder / proxy.FILE}: {tried.stderr.strip()[:500]}", "mend that file")
