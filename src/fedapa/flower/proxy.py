@@ -30,6 +30,7 @@ http {{
     access_log off;
     server_tokens off;
     client_max_body_size {LARGEST};
+    client_body_buffer_size 4m;
     client_body_temp_path "{folder}/nginx/body";
     proxy_temp_path "{folder}/nginx/proxy";
     fastcgi_temp_path "{folder}/nginx/fastcgi";
