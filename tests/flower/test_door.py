@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import ssl
 from base64 import b64encode
 
 import httpx
@@ -51,10 +52,26 @@ def key_of(house, name):
     return load_ssh_private_key((house.folder / "kits" / name / "site.key").read_bytes(), None)
 
 
+OPEN: list[FleetHttpClient] = []
+
+
+@pytest.fixture(autouse=True)
+def hang_up():
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def caller(coordinator, *interceptors, ca=None):
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
     ca = (ca or coordinator.ca).read_bytes()
-    return FleetHttpClient.from_server_address(coordinator.fleet_address, False, ca, [version, *interceptors])
+    client = FleetHttpClient.from_server_address(coordinator.fleet_address, False, ca, [version, *interceptors])
+    OPEN.append(client)
+    return client
+
+
+def trust(coordinator):
+    return ssl.create_default_context(cafile=str(coordinator.ca))
 
 
 def signed(key):
@@ -82,7 +99,7 @@ def online(house):
 def post(coordinator, path, **kwargs):
     url = f"https://{coordinator.fleet_address}{path}"
     return httpx.post(
-        url, content=b"", headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca), **kwargs
+        url, content=b"", headers={"content-type": "application/protobuf"}, verify=trust(coordinator), **kwargs
     )
 
 
@@ -203,13 +220,13 @@ def test_tasks_are_not_handed_out_without_the_secret(coordinator):
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
     body = AcquireTaskRequest(supported_task_types=["flwr-serverapp"]).SerializeToString()
-    answer = httpx.post(url, content=body, headers={"content-type": "application/protobuf"}, verify=str(coordinator.ca))
+    answer = httpx.post(url, content=body, headers={"content-type": "application/protobuf"}, verify=trust(coordinator))
     assert answer.status_code in (401, 403)
 
 
 def test_more_than_the_door_takes_is_refused(house, coordinator):
     url = f"https://{coordinator.fleet_address}/v1/fleet/push-object"
-    assert httpx.post(url, content=bytes(65 * 2**20), verify=str(coordinator.ca), timeout=120).status_code == 413
+    assert httpx.post(url, content=bytes(65 * 2**20), verify=trust(coordinator), timeout=120).status_code == 413
 
 
 def test_a_revoked_site_is_refused(house, coordinator):
