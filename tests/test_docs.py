@@ -27,6 +27,14 @@ def test_every_module_is_on_the_file_map() -> None:
         assert modules <= listed, f"not on the map: {modules - listed}"
 
 
+def test_what_leaves_is_told_of_every_method() -> None:
+    from fedapa.methods.catalogue import METHODS
+
+    page = (ROOT / "docs" / "what-leaves-the-building.md").read_text(encoding="utf-8")
+    table = {name for row in re.findall(r"^\| ([^|]+) \|", page, re.M) for name in re.findall(r"[\w-]+", row)}
+    assert set(METHODS) <= table, f"not in the table: {set(METHODS) - table}"
+
+
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
