@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation
+from federation import Federation, wait
 from fleet import NAMES
 from flwr.app import Message, MessageType, RecordDict
 from flwr.cli.build import build_fab_from_files
@@ -41,6 +41,7 @@ def main() -> None:
         federation = Federation(Path(folder))
         try:
             federation.spawn("coordinator", "start")
+            wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
             floor = measure_floor(federation, rounds)
             federation.join(NAMES)
             federation.wait_online(4)
