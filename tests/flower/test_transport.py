@@ -229,7 +229,7 @@ def test_a_full_disk_at_a_site_costs_its_round_and_nothing_else(tmp_path, monkey
             finally:
                 full.clear()
 
-    monkeypatch.setattr("fedapa.run.checkpoint.os.fsync", fsync)
+    monkeypatch.setattr("fedapa.run.files.os.fsync", fsync)
     terms = terms_of(config_text(participation=(1.0, 1.0)))
     transport = grid(Full(make_sites(tmp_path)), terms)
     there, here = over_grid(transport, terms), in_process(terms, frozenset({(1, 2)}))
