@@ -33,7 +33,8 @@ def main() -> None:
         federation = Federation(Path(folder))
         try:
             federation.start()
-            kills = storm(federation, wanted.rounds, wanted.every, begin + 60 * wanted.minutes, chance)
+            end = time.monotonic() + 60 * wanted.minutes
+            kills = storm(federation, wanted.rounds, wanted.every, end, chance)
             report(federation, kills, time.monotonic() - begin)
         finally:
             federation.close()
