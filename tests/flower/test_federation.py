@@ -143,5 +143,3 @@ def test_a_site_that_joins_late_and_one_that_leaves_for_good(federation):
     federation.wait_online(3)
     states = {site["site"]: site["state"] for site in federation.status()["sites"]}
     assert states["dune"] == "removed"
-    refused = "code: 2004" in (federation.folder / "kits" / "dune" / "log" / "node.log").read_text()
-    assert refused or states["amber"] == "online"
