@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ from fedapa.flower.letters import Answer, Ask, Description, Terms
 from fedapa.flower.store import Store
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
+from fedapa.run import wire
 from fedapa.run.engines import native_kernel
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import make_task
@@ -32,6 +33,7 @@ from fedapa.run.transport import Record, Request, reseed, visit
 from fedapa.task.models import build_model
 from fedapa.task.task import Task, Training
 
+WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 Share = Callable[[Config], Federated]  # the site's own data, as a federation of one
 
 
@@ -70,10 +72,11 @@ def shared_data(number: int) -> Share:
 
 
 def own_data(path: Path, number: int) -> Share:
-    """Share ``number`` of the data that a config at the site names, whatever the run's config says."""
+    """The data that a config at the site names, whatever the run's config says: its only share, or ``number``."""
 
     def share(config: Config) -> Federated:
-        return _only(load_data(load(str(path)), config.seeds[0]), number)
+        data = load_data(load(str(path)), config.seeds[0])
+        return _only(data, number if len(data.clients) > 1 else 0)
 
     return share
 
@@ -90,13 +93,16 @@ class Site:
     store: Store
     share: Share
     models: frozenset[str] = frozenset()  # beyond the built-in ones: package.module:function
+    wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     _agreed: dict[str, tuple[Terms, Agreed, ClientData]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Site:
         kit: Kit = read_kit(folder)
         share = own_data(Path(kit.data), kit.share) if kit.data else shared_data(kit.share)
-        return cls(kit.name, Store(folder / "states"), share, frozenset(kit.models))
+        listed = (Path(kit.data).parent if kit.data else folder) / WIRE
+        allowed = wire.read(listed) if listed.is_file() else None
+        return cls(kit.name, Store(folder / "states"), share, frozenset(kit.models), allowed)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
@@ -104,6 +110,8 @@ class Site:
         try:
             self._check_name(site or self.name)  # asked who it is
             config = self._checked(read_config(text))
+            if self.wire is not None:
+                wire.check_method(self.wire, config.methods[0])
             data = self.share(config)
         except FedapaError as error:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
@@ -134,6 +142,8 @@ class Site:
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
         reseed(task, plan.seed, request)
         new, reply = visit(method, task, data, record, request, plan.seed)
+        if self.wire is not None and reply.up is not None:
+            wire.check(self.wire, read_config(terms.config).methods[0], reply.up)
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
         self.store.prune(terms.run, ask.keep_from)
         answer = replace(

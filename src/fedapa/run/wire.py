@@ -74,14 +74,18 @@ def read(path: Path) -> dict[str, Any]:
 
 def check(wire: Mapping[str, Any], method: str, up: Mapping[str, Tensor]) -> None:
     """Refuse an upload that holds anything which is not listed; a client calls this before it sends."""
-    if wire["method"] != method:
-        raise Refused(
-            f"the server plays {method}, this site agreed to {wire['method']}", "make a new dry run before you join"
-        )
+    check_method(wire, method)
     faults = [_fault(up, message) for message in wire["up"]]
     if None not in faults:
         reason = faults[0] if faults else "nothing may leave"
         raise Refused(f"not sent: {reason}", "wire.json lists what may leave; a dry run writes a new one")
+
+
+def check_method(wire: Mapping[str, Any], method: str) -> None:
+    if wire["method"] != method:
+        raise Refused(
+            f"the server plays {method}, this site agreed to {wire['method']}", "make a new dry run before you join"
+        )
 
 
 def _fault(up: Mapping[str, Tensor], message: Sequence[Mapping[str, Any]]) -> str | None:
