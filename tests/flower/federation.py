@@ -46,12 +46,12 @@ def fedapa(*words: object, cwd: Path, check: bool = True) -> subprocess.Complete
 
 
 class Federation:
-    def __init__(self, folder: Path, door: int = 0) -> None:
+    def __init__(self, folder: Path, door: int = 0, names: list[str] = NAMES) -> None:
         self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
         (folder / "fed.toml").write_text(CONFIG)
         self.port = processes.free_port()
         fedapa("coordinator", "init", "--port", self.port, "--door", door, cwd=folder)
-        for name in NAMES:
+        for name in names:
             self.coordinator.enrol(name, folder / "kits" / name)
 
     @property

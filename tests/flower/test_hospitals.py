@@ -5,13 +5,18 @@ import os
 from pathlib import Path
 
 import pytest
+import tomli_w
 from federation import Federation
 from fleet import Direct
 
 from command import Call
+from fedapa.config import presets
 from fedapa.config.experiment import lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
+from fedapa.data.heart import heart_disease
+from fedapa.data.sites import Sites
+from fedapa.data.sources import is_present
 from fedapa.errors import RunError
 from fedapa.flower.coordinate import play_over
 from fedapa.flower.kit import Kit, write_kit
@@ -93,7 +98,26 @@ def test_wire_json_is_kept_to(tmp_path: Path, fedapa: Call) -> None:
         played(tmp_path, ["north", "south"], "fedavg")
 
 
-@pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation")
+def federate(folder: Path, configs: dict[str, Path], rounds: int, rest: str) -> Path:
+    """The same over TLS with real SuperNodes, each with its own config."""
+    made = Federation(folder, names=list(configs))
+    federation = "[federation]\nmin_sites = 4\nrejoin = 300.0\n"
+    (folder / "fed.toml").write_text(f'methods = ["fedapa"]\n[model]{rest}{federation}')
+    try:
+        made.spawn("coordinator", "start")
+        for name, config in configs.items():
+            made.spawn("site", "join", f"kits/{name}", "--data", str(config))
+        made.wait_online(4)
+        assert made.run("fed", *ENGINE, "--set", f"run.rounds={rounds}").wait(1500) == 0
+    finally:
+        made.close()
+    return folder / "fed" / "fedapa-seed0"
+
+
+real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")
+
+
+@real_processes
 def test_four_hospitals_over_tls_have_the_bits_of_silo_run(tmp_path: Path, fedapa: Call) -> None:
     names = ["amber", "birch", "cedar", "dune"]
     write_hospitals(tmp_path)
@@ -103,17 +127,30 @@ def test_four_hospitals_over_tls_have_the_bits_of_silo_run(tmp_path: Path, fedap
     listed = ", ".join(f'"{name}.csv"' for name in names)
     (tmp_path / "silo.toml").write_text(text.replace('"north.csv", "south.csv"', listed))
     silo = simulated(fedapa, tmp_path)
-    made = Federation(tmp_path)
-    (tmp_path / "fed.toml").write_text(
-        'methods = ["fedapa"]\n[model]' + text.partition("[model]")[2] + "[federation]\nmin_sites = 4\nrejoin = 300.0\n"
-    )
-    try:
-        made.spawn("coordinator", "start")
-        for name in names:
-            config = own_config(tmp_path, name, silo / "schema.json")
-            made.spawn("site", "join", f"kits/{name}", "--data", str(config))
-        made.wait_online(4)
-        assert made.run("fed", *ENGINE).wait(1500) == 0
-    finally:
-        made.close()
-    assert_same_bits(silo, tmp_path / "fed" / "fedapa-seed0", tmp_path, names)
+    configs = {name: own_config(tmp_path, name, silo / "schema.json") for name in names}
+    run = federate(tmp_path, configs, 3, text.partition("[model]")[2])
+    assert_same_bits(silo, run, tmp_path, names)
+
+
+@real_processes
+@pytest.mark.skipif(not is_present("heart-disease"), reason="no heart-disease files in the data folder")
+def test_the_four_hospitals_of_the_heart_disease_files_too(tmp_path: Path, fedapa: Call) -> None:
+    words = ("--method", "fedapa", "--seeds", 1, "--set", "run.rounds=5", *ENGINE)
+    assert fedapa("silo", "run", "heart-disease", "--out", "silo", *words).code == 0
+    told = heart_disease(Sites(), None)
+    configs = {}
+    for name, file in told.files.items():
+        content = {
+            "files": {name: file},
+            "header": list(told.header),
+            "label": told.label,
+            "categories": list(told.categories),
+            "classes": {k: list(v) for k, v in told.classes.items()},
+            "missing_values": {k: list(v) for k, v in told.missing_values.items()},
+            "schema_file": str(tmp_path / "silo" / "schema.json"),
+        }
+        configs[name] = tmp_path / f"{name}.toml"
+        configs[name].write_text(tomli_w.dumps({"sites": content}))
+    rest = presets.text("heart-disease").partition("[model]")[2]
+    run = federate(tmp_path, configs, 5, rest)
+    assert_same_bits(tmp_path / "silo", run, tmp_path, list(configs))
