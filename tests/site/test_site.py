@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hospitals import write_hospital, write_hospitals
 from PIL import Image
 
 from command import Call
@@ -20,6 +19,7 @@ from fedapa.run import wire
 from fedapa.run.personal import last_checkpoint
 from fedapa.site.model import read_model
 from fedapa.site.silo import Scored, doubts, table
+from hospitals import write_hospital, write_hospitals
 
 
 @pytest.fixture(scope="module")
