@@ -11,25 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapa.report import drawing, figures
+from fedapa.run.likeness import clustered, rank_correlation, similarity
 
 
 def test_similarity_is_the_label_mass_in_common() -> None:
     counts = np.array([[10, 10, 0], [0, 30, 30], [5, 5, 0], [0, 0, 0]])
     wanted = [[1, 0.5, 1, 0], [0.5, 1, 0.5, 0], [1, 0.5, 1, 0], [0, 0, 0, 0]]
-    assert figures.similarity(counts).tolist() == wanted
+    assert similarity(counts).tolist() == wanted
 
 
 def test_clients_of_the_same_labels_stand_side_by_side() -> None:
     counts = np.eye(3, dtype=int)[[0, 1, 2, 0, 1, 2, 0]] * 10
-    order = figures.clustered(figures.similarity(counts)).tolist()
+    order = clustered(similarity(counts)).tolist()
     groups = [[0, 1, 2, 0, 1, 2, 0][i] for i in order]
     assert sum(a != b for a, b in pairwise(groups)) == 2
-    assert figures.clustered(np.eye(2)).tolist() == [0, 1]
+    assert clustered(np.eye(2)).tolist() == [0, 1]
 
 
 def test_rank_correlation() -> None:
-    assert figures.rank_correlation(np.array([1.0, 2, 3]), np.array([1.0, 4, 9])) == pytest.approx(1)
-    assert np.isnan(figures.rank_correlation(np.ones(3), np.arange(3.0)))
+    assert rank_correlation(np.array([1.0, 2, 3]), np.array([1.0, 4, 9])) == pytest.approx(1)
+    assert np.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
 
 
 def test_moments_start_dense_and_include_both_ends() -> None:

@@ -10,7 +10,7 @@ from made_runs import Make, change
 
 from fedapa.errors import InputError
 from fedapa.report import figures
-from fedapa.report.gather import Gathered, gather
+from fedapa.run.gather import Gathered, gather
 
 HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-from scipy import stats
-from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
-from scipy.spatial.distance import squareform
 
 from fedapa.data.inspect import draw_bubbles, ticks
 from fedapa.report import drawing
 from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
-from fedapa.report.gather import Curve, Floats, Run, Scenario, class_names, title_of
 from fedapa.run import results
+from fedapa.run.gather import Curve, Floats, Run, Scenario, class_names, label_counts, mean_curve, title_of
+from fedapa.run.likeness import Index, clustered, off_diagonal, rank_correlation, similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawn: TypeAlias = "Figure | str"
-Index = npt.NDArray[np.integer[Any]]
 LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
 CLOSE = 8.0  # points; methods that end further below the best are shown apart
 MANY_CLIENTS = 60  # more bars than that are drawn without names
@@ -65,16 +61,6 @@ def focus(scenario: Scenario) -> str:
 def short(label: str, most: int = 22) -> str:
     title = title_of(label)
     return title if len(title) <= most else f"{title[: most - 1]}…"
-
-
-def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
-    """Over seeds, in the rounds that all of them evaluated; ``phase`` None: the model that is reported."""
-    curves = [run.curves[phase] if phase else run.curve for run in runs]
-    rounds = curves[0].rounds
-    for curve in curves[1:]:
-        rounds = np.intersect1d(rounds, curve.rounds)
-    picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
-    return Curve(rounds, np.mean(picked, axis=0))
 
 
 # -------------------------------------------------------------------------------------------------------- accuracy
@@ -324,7 +310,7 @@ def time_split(scenario: Scenario) -> Drawn:
 
 def partition(scenario: Scenario) -> Drawn:
     """Clients times classes; the area of a bubble is the number of train samples."""
-    counts = label_counts(scenario.first)
+    counts = label_counts(scenario.first.clients)
     if counts is None:
         return "These runs did not record their clients' labels."
     names = class_names(scenario.first)
@@ -333,30 +319,6 @@ def partition(scenario: Scenario) -> Drawn:
     draw_bubbles(axes, counts, [name[:14] for name in names], ONE)
     axes.tick_params(labelsize=7)
     return figure
-
-
-def label_counts(run: Run) -> npt.NDArray[np.int64] | None:
-    """[clients, classes] train samples."""
-    rows = [client.labels for client in run.clients]
-    if not rows or not rows[0] or len({len(row) for row in rows}) > 1 or not np.any(rows):
-        return None
-    return np.array(rows, dtype=np.int64)
-
-
-def similarity(counts: npt.NDArray[np.int64]) -> Floats:
-    """[M, M] the share of label mass that two clients have in common: sum_c min(p_c, q_c)."""
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return np.array([np.minimum(row, shares).sum(1) for row in shares])
-
-
-def clustered(similar: Floats) -> Index:
-    """An order that puts clients with similar labels side by side."""
-    if len(similar) < 3:
-        return np.arange(len(similar))
-    distance = squareform(np.clip(1 - similar, 0, None), checks=False)
-    tree = linkage(distance, "average")
-    found: Index = leaves_list(optimal_leaf_ordering(tree, distance) if len(similar) <= 200 else tree)
-    return found
 
 
 def watched(scenario: Scenario) -> Run | None:
@@ -370,7 +332,7 @@ def weights(scenario: Scenario) -> Drawn:
     run = watched(scenario)
     if run is None:
         return "No run recorded a matrix of weights (FedAPA and FedAMP do)."
-    counts = label_counts(run)
+    counts = label_counts(run.clients)
     similar = None if counts is None else similarity(counts)
     order = np.arange(len(run.clients)) if similar is None else clustered(similar)
     shown = [run.matrices[k] for k in moments(len(run.matrices))]
@@ -411,17 +373,12 @@ def moments(n: int, most: int = 5) -> list[int]:
     return sorted({round(float(k)) - 1 for k in np.geomspace(1, n, min(n, most))})
 
 
-def off_diagonal(matrix: Floats) -> Floats:
-    found: Floats = matrix[~np.eye(len(matrix), dtype=bool)]
-    return found if len(found) else np.zeros(1)
-
-
 def course(scenario: Scenario) -> Drawn:
     """Round by round: how much a client keeps of its own, and whether weight follows similar labels."""
     run = watched(scenario)
     if run is None or len(run.matrices) < 2:
         return "No run recorded its weights over several rounds."
-    counts = label_counts(run)
+    counts = label_counts(run.clients)
     rounds = [t for t, _ in run.matrices]
     own = np.array([np.diag(A) for _, A in run.matrices])
     figure = drawing.new(3.0 if counts is not None else 1.9)
@@ -438,13 +395,6 @@ def course(scenario: Scenario) -> Drawn:
     figure.axes[-1].set_xlabel("round")
     _count_rounds(figure.axes[-1])
     return figure
-
-
-def rank_correlation(a: Floats, b: Floats) -> float:
-    """Spearman's; NaN where one of the two does not vary."""
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(stats.spearmanr(a, b).statistic)
 
 
 # --------------------------------------------------------------------------------------------------- over scenarios

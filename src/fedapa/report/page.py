@@ -15,10 +15,10 @@ from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
-from fedapa.report.gather import Gathered, Run, Scenario, gather, title_of
 from fedapa.run import results
 from fedapa.run.checkpoint import write_atomically
 from fedapa.run.folder import make_folder
+from fedapa.run.gather import Gathered, Run, Scenario, gather, title_of
 
 if TYPE_CHECKING:
     from fedapa.run.statistics import Ranks

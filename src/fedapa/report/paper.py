@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +9,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from fedapa.methods.catalogue import METHODS, make
+from fedapa.run.gather import settings
 
 WHERE = ("source", "partition", "alpha", "classes_per_client", "clients")
 ABLATED = {"source": "cifar10", "partition": "dirichlet", "alpha": 0.1, "clients": 20}  # of Tables 2 to 4
@@ -49,16 +49,6 @@ def deviations(config: Mapping[str, Any]) -> list[str]:
     given["model"] = config.get("model", {}).get("name")
     wanted = tables()["setting"]
     return [f"{key} {given[key]}, not {wanted[key]}" for key in wanted if given.get(key) not in (None, wanted[key])]
-
-
-def settings(description: str) -> dict[str, Any]:
-    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read."""
-    try:
-        call = ast.parse(description, mode="eval").body
-        assert isinstance(call, ast.Call)
-        return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-    except (SyntaxError, ValueError, AssertionError):
-        return {}
 
 
 def base_of(config: Mapping[str, Any]) -> str:

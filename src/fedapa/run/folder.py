@@ -78,6 +78,18 @@ def in_use(folder: Path) -> bool:
         return True
 
 
+def is_at_work(folder: Path) -> bool | None:
+    """Is a process at this run? Looked up without touching its lock; None where the system does not tell."""
+    try:
+        inode = (folder / ".lock").stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None if not Path("/proc/locks").exists() else False
+    except OSError:
+        return None
+    return any(f":{inode} " in line for line in locks.splitlines() if "FLOCK" in line)
+
+
 class InUse(InputError):
     """Another process is at this run."""
 

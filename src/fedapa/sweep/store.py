@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedapa.errors import RunError
+from fedapa.errors import InputError, RunError
 from fedapa.run import results
 
 NAME = "sweep.db"
@@ -69,11 +69,8 @@ class Store:
             _change(db, path, "finished")
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run with its state, and its seconds where it is finished."""
-        query = "SELECT run.*, result.seconds FROM run LEFT JOIN result USING (path) ORDER BY path"
         with self._open() as db:
-            db.row_factory = sqlite3.Row
-            return [dict(row) for row in db.execute(query)]
+            return _runs(db)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -82,6 +79,23 @@ class Store:
                 yield db
         except sqlite3.Error as error:
             raise RunError(f"cannot write {self.path}: {error}", "is it damaged, or the disk full?") from error
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a sweep for somebody who only looks."""
+    path = folder / NAME
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return _runs(db)
+    except sqlite3.Error as error:
+        raise InputError(f"cannot read {path}: {error}", "is it damaged?") from error
+
+
+def _runs(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Every run with its state, and its seconds where it is finished."""
+    db.row_factory = sqlite3.Row
+    query = "SELECT run.*, result.seconds FROM run LEFT JOIN result USING (path) ORDER BY path"
+    return [dict(row) for row in db.execute(query)]
 
 
 def _change(db: sqlite3.Connection, path: str, state: str, reason: str = "") -> None:

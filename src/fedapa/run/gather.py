@@ -1,7 +1,8 @@
-"""Everything that a report tells, read from run folders alone; what cannot be read is named, not fatal."""
+"""Everything that a report or a dashboard tells, read from run folders alone; what cannot be read is named."""
 
 from __future__ import annotations
 
+import ast
 import json
 import sqlite3
 import tomllib
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from fedapa.data.sources import SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
-from fedapa.report import paper
 from fedapa.run import ledger, results
 from fedapa.run.folder import CONFIG, runs_under
 from fedapa.run.results import Phase, RunResult
@@ -118,21 +118,27 @@ def gather(folder: Path) -> Gathered:
     paths = runs_under(folder)
     if not paths:
         raise InputError(f"no run under {folder}", "`fedapa run CONFIG --out DIR` makes some")
-    found = [_read(path, str(path.relative_to(folder)) if path != folder else path.name) for path in paths]
+    found = [read_run(path, name_of(path, folder)) for path in paths]
     runs = [run for run in found if isinstance(run, Run)]
-    return Gathered(_scenarios(runs), [trouble for trouble in found if isinstance(trouble, Trouble)])
+    return Gathered(scenarios_of(runs), [trouble for trouble in found if isinstance(trouble, Trouble)])
 
 
 # ---------------------------------------------------------------------------------------------------------- one run
 
 
-def _read(folder: Path, name: str) -> Run | Trouble:
+def name_of(path: Path, folder: Path) -> str:
+    """What a run is called in the folder that holds it."""
+    return str(path.relative_to(folder)) if path != folder else path.name
+
+
+def read_run(folder: Path, name: str, with_matrices: bool = True) -> Run | Trouble:
     try:
         result = results.read(folder)
         if result is None:
             return _without_results(folder, name)
         with ledger.reading(folder / "run.db") as db:
-            return _run(_sound(result, name), db, _toml(folder / CONFIG), _json(folder / "env.json"))
+            config, environment = read_toml(folder / CONFIG), read_json(folder / "env.json")
+            return _run(_sound(result, name), db, config, environment, with_matrices)
     except FedapaError as error:
         return Trouble(name, "unreadable", error.message)
     except (sqlite3.Error, ValueError, TypeError, KeyError, LookupError) as error:
@@ -161,16 +167,22 @@ def _without_results(folder: Path, name: str) -> Trouble:
     return Trouble(name, about.get("status", "planned"), about.get("reason") or "no evaluated round yet")
 
 
-def _run(result: RunResult, db: sqlite3.Connection, config: dict[str, Any], environment: dict[str, Any]) -> Run:
+def _run(
+    result: RunResult, db: sqlite3.Connection, config: dict[str, Any], environment: dict[str, Any], with_matrices: bool
+) -> Run:
     about = ledger.meta(db)
-    clients = tuple(_client(*row) for row in db.execute("SELECT name, train, test, labels FROM client ORDER BY client"))
+    clients = clients_of(db)
     curves = {phase: _curve(db, phase) for phase in ("before", "after")}
     (moved,) = db.execute("SELECT sum(down_bytes + up_bytes) FROM round").fetchone()
     kinds = Counter(kind for _, _, kind, _ in ledger.events(db))
     return Run(
         result, about, config, environment, clients, curves, _spent(db), (moved or 0) / 2**20, kinds,
-        list(_matrices(db, len(clients))),
+        list(matrices(db, len(clients))) if with_matrices else [],
     )  # fmt: skip
+
+
+def clients_of(db: sqlite3.Connection) -> tuple[Client, ...]:
+    return tuple(_client(*row) for row in db.execute("SELECT name, train, test, labels FROM client ORDER BY client"))
 
 
 def _client(name: str, train: int, test: int, labels: str) -> Client:
@@ -195,17 +207,17 @@ def _spent(db: sqlite3.Connection) -> Spent:
     return Spent(*(value / max(rounds, 1) for value in (at_clients * share, at_clients * (1 - share), server)))
 
 
-def _matrices(db: sqlite3.Connection, clients: int) -> Iterator[tuple[int, Floats]]:
-    """How much of every client's model goes to every other, where the method says so."""
+def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
+    """How much of every client's model goes to every other, where the method says so; ``round`` counts from 1."""
     if clients > LARGEST_MATRIX:
         return
-    query = "SELECT round, shape, float32 FROM watched WHERE name = 'A' ORDER BY round"
-    for t, shape, blob in db.execute(query):
+    query = "SELECT round, shape, float32 FROM watched WHERE name = 'A' AND ? IN (round + 1, -1) ORDER BY round"
+    for t, shape, blob in db.execute(query, (-1 if round is None else round,)):
         if json.loads(shape) == [clients, clients]:
             yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """A run without a readable config still has its numbers."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -213,7 +225,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -224,7 +236,7 @@ def _json(path: Path) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------- scenarios
 
 
-def _scenarios(runs: Iterable[Run]) -> list[Scenario]:
+def scenarios_of(runs: Iterable[Run]) -> list[Scenario]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(_key(run), sort_keys=True), []).append(run)
@@ -243,10 +255,10 @@ def _key(run: Run) -> dict[str, Any]:
         if word not in ASIDE.get(name, ())
     }
     if not key:  # no config: what run.db says of itself
-        plan = paper.settings(run.about.get("plan", ""))
+        plan = settings(run.about.get("plan", ""))
         key = {f"run.{word}": value for word, value in plan.items() if word not in ("seed", "evaluate_every")}
         key |= {"data.source": run.about.get("source", "data"), "data.clients": len(run.clients)}
-        key |= {f"training.{word}": value for word, value in paper.settings(run.about.get("training", "")).items()}
+        key |= {f"training.{word}": value for word, value in settings(run.about.get("training", "")).items()}
     return key
 
 
@@ -275,7 +287,7 @@ def _distinct(titles: Sequence[str], keys: Sequence[dict[str, Any]]) -> list[str
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
     """Runs of one name and other hyper-parameters are methods of their own: the name says in what they differ."""
-    given = {id(run): paper.settings(run.about.get("method", "")) for run in runs}
+    given = {id(run): settings(run.about.get("method", "")) for run in runs}
     found = []
     for run in runs:
         rivals = [given[id(other)] for other in runs if other.label == run.label]
@@ -323,3 +335,31 @@ def title_of(label: str) -> str:
     """The name that papers use, for labels that are registered methods."""
     base, space, rest = label.partition(" ")
     return METHODS[base].title + space + rest if base in METHODS else label
+
+
+def label_counts(clients: Sequence[Client]) -> npt.NDArray[np.int64] | None:
+    """[clients, classes] train samples."""
+    rows = [client.labels for client in clients]
+    if not rows or not rows[0] or len({len(row) for row in rows}) > 1 or not np.any(rows):
+        return None
+    return np.array(rows, dtype=np.int64)
+
+
+def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
+    """Over seeds, in the rounds that all of them evaluated; ``phase`` None: the model that is reported."""
+    curves = [run.curves[phase] if phase else run.curve for run in runs]
+    rounds = curves[0].rounds
+    for curve in curves[1:]:
+        rounds = np.intersect1d(rounds, curve.rounds)
+    picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
+    return Curve(rounds, np.mean(picked, axis=0))
+
+
+def settings(description: str) -> dict[str, Any]:
+    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read."""
+    try:
+        call = ast.parse(description, mode="eval").body
+        assert isinstance(call, ast.Call)
+        return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    except (SyntaxError, ValueError, AssertionError):
+        return {}
