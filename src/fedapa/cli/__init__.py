@@ -19,6 +19,7 @@ VERBS = {
     "sweep": "Run many runs over all cores, scenario by scenario",
     "resume": "Continue runs that were cut off",
     "compare": "Compare the runs of a folder",
+    "watch": "Watch runs in the browser, or in the terminal",
     "report": "Make one HTML page about the runs of a folder",
     "data": "Fetch data sets and look at how they are split",
     "silo": "Simulate a federation of your own sites on one machine",

@@ -217,6 +217,19 @@ def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> 
             yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
 
 
+def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
+    """One client's row of A over the rounds, without reading the others' rows."""
+    query = "SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE name = 'A' ORDER BY round"
+    for t, shape, blob in db.execute(query, (4 * clients * client + 1, 4 * clients)):
+        if json.loads(shape) == [clients, clients]:
+            yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
+
+
+def weight_rounds(db: sqlite3.Connection) -> list[int]:
+    """The rounds, from 1, in which A was recorded."""
+    return [t + 1 for (t,) in db.execute("SELECT round FROM watched WHERE name = 'A' ORDER BY round")]
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """A run without a readable config still has its numbers."""
     try:

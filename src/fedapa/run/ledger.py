@@ -178,6 +178,22 @@ def bytes_per_visit(db: sqlite3.Connection) -> float:
     return float(row[0] or 0.0)
 
 
+def round_seconds(db: sqlite3.Connection) -> list[float]:
+    return [float(row[0]) for row in db.execute("SELECT seconds FROM round ORDER BY round")]
+
+
+def client_totals(db: sqlite3.Connection) -> list[tuple[int, int, int, float]]:
+    """Rounds trained, bytes down, bytes up and seconds of every client."""
+    query = "SELECT sum(trained), sum(down_bytes), sum(up_bytes), sum(seconds) FROM client_round GROUP BY client"
+    return db.execute(f"{query} ORDER BY client").fetchall()
+
+
+def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
+    """One client round by round: round, trained, bytes down and up, then correct and total before and after."""
+    columns = "round, trained, down_bytes, up_bytes, before_correct, before_total, after_correct, after_total"
+    return db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)).fetchall()
+
+
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
     return db.execute("SELECT round, client, kind, text FROM event ORDER BY id").fetchall()
 

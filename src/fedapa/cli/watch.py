@@ -1,0 +1,96 @@
+"""fedapa watch [DIR]"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+
+PORT = 8765
+TRIED = 20  # ports after the usual one, where that is taken
+
+
+@click.command(short_help="Watch runs in the browser, or in the terminal")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
+@click.option("--tui", is_flag=True, help="Watch in the terminal instead.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), help=f"The port; default {PORT} or the next that is free.")
+@click.option("--token", envvar="FEDAPA_TOKEN", help="What visitors must bring; made up where one is needed.")
+def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | None, token: str | None) -> None:
+    """Watch the runs of FOLDER (default: the latest under ./runs) as they go, or look at them when they are over.
+
+    FOLDER is a run, a folder of runs or a sweep. Nothing is ever written to it. The page is for this machine alone
+    unless --host says otherwise; then everybody needs the token in the address that is printed. Ctrl-C ends it.
+    """
+    from fedapa.cli import common
+
+    folder = folder or common.newest_out()
+    if tui:
+        from fedapa.dashboard import terminal
+
+        terminal.watch(folder)
+        return
+    _check_installed()
+    import asyncio
+    import secrets
+
+    from fedapa.dashboard import server
+    from fedapa.dashboard.gate import is_loopback
+
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    server.plotly_file()
+    app = server.make_app(folder, host, token)
+    listener = _listen(host, port)
+    address = _address(host, listener.getsockname()[1], token)
+
+    def ready() -> None:
+        click.echo(f"watching {folder} at {address}")
+        ui.say("Ctrl-C ends it")
+        if show:
+            click.launch(address)
+
+    with listener:
+        asyncio.run(server.serve(app, [listener], ready))
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    from fedapa.errors import InputError
+
+    missing = [name for name in ("starlette", "uvicorn", "plotly") if find_spec(name) is None]
+    if missing:
+        hint = "pip install 'fedapa[dashboard]'; or --tui, which needs nothing more"
+        raise InputError(f"the page needs {' and '.join(missing)}", hint)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    from fedapa.errors import InputError
+
+    ports = [port] if port is not None else [*range(PORT, PORT + TRIED), 0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for one in ports:
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, one))
+            listener.listen(64)
+            return listener
+        except OSError as error:
+            listener.close()
+            failed = error
+            if error.errno != errno.EADDRINUSE:
+                break
+    raise InputError(f"cannot listen on {host}: {failed.strerror or failed}", "choose another --host or --port")
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    name = f"[{name}]" if ":" in name else name
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")

@@ -1,0 +1,1 @@
+"""A local page that shows runs as they go; it only reads."""

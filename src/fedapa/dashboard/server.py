@@ -1,0 +1,163 @@
+"""The web server: pages, data as JSON, and a stream that says when something changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fedapa.dashboard import views
+from fedapa.dashboard.board import FRESH, Board, Snapshot
+from fedapa.dashboard.gate import Gate
+from fedapa.errors import InputError
+
+PAGES = ("overview", "clients", "collaboration", "compare", "events", "config")
+KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FILES = ("app.css", "app.js", "charts.js", "dom.js", "pages.js", "icon.svg")
+HEARTBEAT = 15.0  # seconds; a line that keeps the connection open
+MOST_VIEWERS = 64
+
+
+class Poller:
+    """Looks at the folder for all viewers together, and only while there are any."""
+
+    def __init__(self, board: Board, every: float = FRESH) -> None:
+        self.board, self.every = board, every
+        self.viewers: set[asyncio.Queue[int]] = set()
+        self.is_over = asyncio.Event()
+
+    async def run(self) -> None:
+        version = 0
+        while True:
+            if self.viewers:
+                now = await asyncio.to_thread(self.board.look, self.every / 2)
+                if now.version != version:
+                    version = now.version
+                    for viewer in self.viewers:
+                        viewer.put_nowait(version)
+            await asyncio.sleep(self.every)
+
+    async def stream(self, version: int) -> AsyncIterator[str]:
+        """Versions of the folder, the present one first."""
+        heard: asyncio.Queue[int] = asyncio.Queue()
+        self.viewers.add(heard)
+        try:
+            yield f"retry: 1000\ndata: {version}\n\n"
+            while not self.is_over.is_set():
+                try:
+                    yield f"data: {await asyncio.wait_for(heard.get(), HEARTBEAT)}\n\n"
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self.viewers.discard(heard)
+
+
+def make_app(folder: Path, host: str = "127.0.0.1", token: str | None = None, every: float = FRESH) -> Starlette:
+    board = Board(folder)
+    poller = Poller(board, every)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(poller.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def stream(request: Request) -> Response:
+        if len(poller.viewers) >= MOST_VIEWERS:
+            return JSONResponse({"error": "too many viewers"}, 503)
+        now = await asyncio.to_thread(board.look)
+        return StreamingResponse(poller.stream(now.version), media_type="text/event-stream")
+
+    def data(view: Callable[[Snapshot, Request], views.View]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            try:
+                found = view(board.look(), request)
+            except InputError as error:
+                return JSONResponse({"error": error.message, "hint": error.hint}, 404)
+            return Response(json.dumps(views.plain(found), separators=(",", ":")), media_type="application/json")
+
+        return answer
+
+    known = {
+        "overview": lambda now, request: views.overview(board, now),
+        "clients": lambda now, request: views.clients(now, _run(request)),
+        "client": lambda now, request: views.client(now, _run(request), _number(request, "client") or 0),
+        "weights": lambda now, request: views.weights(now, _run(request), _number(request, "round")),
+        "course": lambda now, request: views.course(now, _run(request)),
+        "compare": lambda now, request: views.compare(
+            now, request.query_params.getlist("run"), request.query_params.get("against", "local")
+        ),
+        "events": lambda now, request: views.events(now, request.query_params.get("run")),
+        "config": lambda now, request: views.config(now, _run(request)),
+    }
+    routes = [
+        Route("/", _page),
+        *(Route(f"/{name}", _page) for name in PAGES),
+        *(Route(f"/static/{name}", _static(name)) for name in FILES),
+        Route("/static/plotly.js", _plotly),
+        Route("/api/stream", stream),
+        *(Route(f"/api/{name}", data(view)) for name, view in known.items()),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Gate, host=host, token=token)])
+    app.state.poller = poller
+    return app
+
+
+def _run(request: Request) -> str:
+    return request.query_params.get("run", "")
+
+
+def _number(request: Request, key: str) -> int | None:
+    word = request.query_params.get(key, "")
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 10 else None
+
+
+def _asset(name: str) -> bytes:
+    return resources.files(__package__).joinpath("static", name).read_bytes()
+
+
+def _page(request: Request) -> Response:
+    return Response(_asset("index.html"), media_type="text/html")
+
+
+def _static(name: str) -> Callable[[Request], Response]:
+    kind = KINDS[Path(name).suffix]
+    return lambda request: Response(_asset(name), media_type=kind, headers={"Cache-Control": "no-cache"})
+
+
+def _plotly(request: Request) -> Response:
+    return FileResponse(plotly_file(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+
+def plotly_file() -> Path:
+    """plotly.js as the plotly package brings it; the package itself is not loaded."""
+    spec = find_spec("plotly")
+    places = (spec.submodule_search_locations if spec else None) or []
+    for place in places:
+        if (path := Path(place) / "package_data" / "plotly.min.js").is_file():
+            return path
+    raise InputError("plotly is not installed", "pip install 'fedapa[dashboard]'")
+
+
+async def serve(app: Starlette, sockets: list[Any], ready: Callable[[], None]) -> None:
+    """Until Ctrl-C; open streams are closed, not waited for."""
+    import uvicorn
+
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False)
+    )
+    ready()
+    await server.serve(sockets=sockets)

@@ -1,0 +1,150 @@
+// Which page is shown, when it is filled again, keys and theme.
+import { purge, redraw } from "./charts.js";
+import { Gone, PAGES, address, adjust, empty, fill, get, go, h, here, trouble } from "./dom.js";
+import * as pages from "./pages.js";
+
+const root = document.getElementById("page");
+const tabs = document.getElementById("tabs");
+const chip = document.getElementById("link");
+const keys = document.getElementById("keys");
+let shown = null; // name of the page in the root
+let update = null;
+let found = null; // the overview, which every page starts from
+let turn = 0; // a late answer to an old question is thrown away
+
+function showTabs() {
+  const { page } = here();
+  fill(tabs, PAGES.map((name, k) => h("a", { href: address(name), "data-in": "", "data-key": name, "aria-current": name === page ? "page" : null, title: `key ${k + 1}` }, name[0].toUpperCase() + name.slice(1))));
+}
+
+async function show(isNews = false) {
+  const mine = ++turn;
+  const { page } = here();
+  showTabs();
+  try {
+    if (isNews || !found) found = await get("overview");
+    if (mine !== turn) return;
+    document.getElementById("folder").textContent = found.folder.split("/").slice(-2).join("/");
+    document.getElementById("folder").title = found.folder;
+    document.title = `${page} · ${found.folder.split("/").pop()} · fedapa`;
+    if (shown !== page || !update) {
+      update?.leave?.();
+      purge(root);
+      root.replaceChildren();
+      root.className = page;
+      update = pages[page](root);
+      shown = page;
+    }
+    await update(found);
+    if (mine === turn) document.querySelector(".toast")?.remove();
+    root.dataset.version = found.version;
+  } catch (error) {
+    if (mine !== turn) return;
+    if (found && update && error instanceof Gone) return toast(error.message);
+    update?.leave?.();
+    update = shown = null;
+    purge(root);
+    fill(root, trouble(error.message), empty("The page fills itself as soon as there is something to show."));
+  }
+}
+
+function toast(text) {
+  document.querySelector(".toast")?.remove();
+  document.body.append(h("p", { class: "toast", role: "alert" }, text));
+}
+
+// ------------------------------------------------------------------------------------------------------------- news
+
+const LINK = { live: "● live", lost: "○ no connection", loading: "loading" };
+function say(word) {
+  chip.textContent = LINK[word];
+  chip.className = `chip ${word}`;
+}
+
+// News arrive faster than pages can be filled: one filling at a time, and one more if something came meanwhile.
+let isFilling = false;
+let isWaiting = false;
+async function refresh() {
+  if (isFilling) { isWaiting = true; return; }
+  isFilling = true;
+  do {
+    isWaiting = false;
+    await show(true);
+  } while (isWaiting);
+  isFilling = false;
+}
+
+function listen() {
+  const stream = new EventSource("/api/stream");
+  let version = null;
+  stream.onopen = () => say("live");
+  stream.onmessage = ({ data }) => {
+    say("live");
+    if (version !== data || !found) refresh();
+    version = data;
+  };
+  stream.onerror = () => {
+    say("lost");
+    version = null;
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+  };
+  addEventListener("pagehide", () => stream.close());
+}
+
+// ----------------------------------------------------------------------------------------------------- moving about
+
+addEventListener("moved", () => show());
+addEventListener("popstate", () => show());
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-in], a[data-page]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  go(link.getAttribute("href"));
+});
+
+document.addEventListener("keydown", (event) => {
+  const isTyping = event.target.closest("input:not([type=checkbox]), select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+  if (event.key === "?") return keys.showModal();
+  if (isTyping) return;
+  const { page } = here();
+  if (event.key >= "1" && event.key <= "6") go(address(PAGES[event.key - 1]));
+  else if (event.key === "t") nextTheme();
+  else if (event.key === "[" || event.key === "]") stepRun(event.key === "]" ? 1 : -1);
+  else if (page === "clients" && (event.key === "j" || event.key === "k")) update?.step?.(event.key === "j" ? 1 : -1);
+  else if (page === "collaboration" && (event.key === "ArrowLeft" || event.key === "ArrowRight")) update?.turn?.(event.key === "ArrowRight" ? 1 : -1);
+  else if (page === "collaboration" && event.key === " " && event.target.tagName !== "BUTTON") update?.play?.();
+  else return;
+  event.preventDefault();
+});
+
+function stepRun(by) {
+  const names = found?.runs.map((run) => run.name) ?? [];
+  const at = names.indexOf(here().query.get("run") ?? pages.chosenRun(found)?.name);
+  const next = names[Math.min(Math.max(at + by, 0), names.length - 1)];
+  if (next) adjust({ run: next, client: null, round: null });
+}
+
+document.getElementById("help").addEventListener("click", () => keys.showModal());
+document.getElementById("close").addEventListener("click", () => keys.close());
+
+// ------------------------------------------------------------------------------------------------------------ theme
+
+const THEMES = ["system", "light", "dark"];
+const theme = () => { try { return localStorage.getItem("theme") ?? "system"; } catch { return "system"; } };
+function wear(word) {
+  document.documentElement.dataset.theme = word;
+  document.getElementById("theme").textContent = { system: "◐ auto", light: "☀ light", dark: "☾ dark" }[word];
+}
+function nextTheme() {
+  const word = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length];
+  try { localStorage.setItem("theme", word); } catch { /* a browser without storage forgets */ }
+  wear(word);
+  redraw();
+}
+document.getElementById("theme").addEventListener("click", nextTheme);
+for (const query of ["(prefers-color-scheme: dark)", "(max-width: 699px)"]) matchMedia(query).addEventListener("change", redraw);
+
+wear(theme());
+showTabs();
+listen();

@@ -1,0 +1,472 @@
+// The six pages. Each is made once in a root element and updated as often as something changes.
+import { colour, draw, graph, heat, isNarrow, line, literal, looks, short } from "./charts.js";
+import {
+  address, adjust, duration, empty, field, fill, get, go, h, here, number, select, signed, size, state, sureness, table, tile,
+  trouble, whole,
+} from "./dom.js";
+
+const chart = (height) => h("div", { class: "chart", style: `height:${height}px` });
+const panel = (title, ...content) => h("section", { class: "panel" }, h("h2", {}, title), ...content);
+const link = (page, changes, text, props = {}) => h("a", { href: address(page, changes, []), "data-in": "", ...props }, text);
+const percentAxis = { title: { text: "test accuracy, %" }, rangemode: "normal" };
+const roundAxis = { title: { text: "round", standoff: 4 }, tickformat: "d", nticks: 8 };
+
+const PHASES = [["reported", "the one its paper reports"], ["before", "before local training"], ["after", "after local training"]];
+
+// ---------------------------------------------------------------------------------------------------------- overview
+
+export function overview(root) {
+  const tiles = h("div", { class: "tiles" });
+  const grid = h("div", {});
+  const controls = h("div", { class: "controls" });
+  const curves = chart(420);
+  const notes = h("div", {});
+  const methods = h("div", {});
+  const accuracy = panel("Accuracy", controls, curves, notes);
+  const comparison = panel("Methods", methods);
+  fill(root, tiles, panel("Runs", grid), accuracy, comparison);
+
+  return (found) => {
+    const { query } = here();
+    const count = (word) => found.states[word] ?? 0;
+    const open = ["running", "planned", "cut off"].map((word) => [count(word), word]).filter(([n]) => n);
+    const scenario = found.scenarios.find((one) => one.title === query.get("scenario")) ?? busiest(found);
+    fill(tiles,
+      tile(`${count("finished")} of ${found.runs.length}`, "runs finished", open.map(([n, word]) => `${n} ${word}`).join(", ")),
+      tile(found.rounds ? `${Math.floor((100 * found.rounds_done) / found.rounds)} %` : "–", "of all rounds", `${whole(found.rounds_done)} of ${whole(found.rounds)}`),
+      tile(count("running") ? duration(found.seconds_left) : open.length ? "stopped" : "done", count("running") ? "left, about" : open.length ? "`fedapa resume` goes on" : "nothing left to do"),
+      count("failed") + count("unreadable") ? tile(String(count("failed") + count("unreadable")), "failed or unreadable", "see Events") : null,
+      ...bestTiles(scenario));
+    fill(grid, runGrid(found, query));
+    accuracy.hidden = comparison.hidden = !scenario;
+    if (!scenario) return;
+    const phase = query.get("phase") ?? "reported";
+    fill(controls,
+      found.scenarios.length > 1 ? field("Scenario", select(found.scenarios.map((s) => [s.title, s.title]), scenario.title, (v) => adjust({ scenario: v }), { "data-key": "scenario" })) : null,
+      field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })));
+    fill(notes, scenario.notes.map((text) => h("p", { class: "quiet" }, text)));
+    const ranked = [...scenario.methods].sort((a, b) => last(b) - last(a));
+    const look = looks(ranked.map((row) => row.method));
+    draw(curves, () => ranked.map((row) => {
+      const curve = scenario.curves[row.method];
+      return line(curve.rounds, curve[phase === "reported" ? row.evaluated : phase], row.title, look[row.method]);
+    }), () => ({ xaxis: roundAxis, yaxis: percentAxis, showlegend: ranked.length > 1 }), `Accuracy of ${ranked.length} methods over the rounds`);
+    fill(methods, methodTable(ranked, query.get("sort"), (sort) => adjust({ sort })));
+  };
+}
+
+const busiest = (found) => {
+  const running = found.runs.find((run) => run.state === "running" && run.scenario)?.scenario;
+  return found.scenarios.find((one) => one.title === running) ?? found.scenarios[0];
+};
+const last = (row) => row[`${row.evaluated}_last`] ?? -1;
+
+function bestTiles(scenario) {
+  if (!scenario) return [];
+  const best = [...scenario.methods].sort((a, b) => last(b) - last(a))[0];
+  const gain = scenario.methods.filter((row) => row.gain_points != null).sort((a, b) => b.gain_points - a.gain_points)[0];
+  return [
+    tile(`${number(last(best))} %`, `${best.title}: best last round`, `${best.evaluated} local training`),
+    gain ? tile(signed(gain.gain_points), `points: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose`) : null,
+  ];
+}
+
+function methodTable(rows, sort, onsort) {
+  const spread = (row, phase) => [number(row[`${phase}_last`]), row[`${phase}_sd`] == null ? "" : ` ± ${number(row[`${phase}_sd`])}`, row.evaluated === phase ? h("abbr", { title: "the paper of the method reports this one" }, "*") : null];
+  return table([
+    { key: "title", head: "method", text: true },
+    { key: "seeds", head: "seeds" },
+    { key: "rounds", head: "rounds", by: (r) => parseInt(r.rounds, 10) },
+    { key: "before_last", head: "before %", show: (r) => h("span", {}, spread(r, "before")) },
+    { key: "after_last", head: "after %", show: (r) => h("span", {}, spread(r, "after")) },
+    { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
+    { key: "worst_client", head: "worst client %", show: (r) => number(r.worst_client, 1) },
+    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p) }, signed(r.gain_points)) },
+    { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
+    { key: "kib", head: "per visit", show: (r) => size(r.kib) },
+  ], rows, { sort, onsort, caption: "Methods of this scenario, last round" });
+}
+
+const tone = (value) => (value > 0 ? "up" : value < 0 ? "down" : null);
+
+function progress(run) {
+  const words = run.rounds ? `${run.done} / ${run.rounds}` : "–";
+  return h("span", { class: "progress" }, h("progress", { value: run.done, max: run.rounds || 1, "aria-label": `rounds of ${run.name}` }), ` ${words}`);
+}
+
+// Many runs: one line per method with a cell per seed; few: a line per run.
+function runGrid(found, query) {
+  if (!found.runs.length) return empty("No run here yet. `fedapa run CONFIG --out DIR` makes some; this page will show them.");
+  if (found.runs.length > 24 && query.get("runs") !== "list") {
+    return [h("p", { class: "quiet" }, "Every square is a run (its seed); ", h("a", { href: "#", onclick: (e) => { e.preventDefault(); adjust({ runs: "list" }); } }, "show a list")), squares(found.runs)];
+  }
+  return table([
+    { key: "name", head: "run", text: true, show: (r) => link("clients", { run: r.name }, r.name) },
+    { key: "state", head: "state", text: true, show: (r) => h("span", { title: r.reason || null }, state(r.state)) },
+    { key: "done", head: "rounds", show: progress },
+    { key: "seconds_left", head: "left", show: (r) => duration(r.seconds_left) },
+    { key: "before", head: "before %", show: (r) => number(r.before) },
+    { key: "after", head: "after %", show: (r) => number(r.after) },
+    { key: "mib", head: "moved", show: (r) => size(r.mib == null ? null : r.mib * 1024) },
+  ], found.runs, { sort: query.get("by"), onsort: (by) => adjust({ by }), caption: "Runs of this folder" });
+}
+
+function squares(runs) {
+  const groups = new Map();
+  for (const run of runs) {
+    const [folder, name] = run.name.includes("/") ? run.name.split(/\/(.*)/) : ["", run.name];
+    const [, method, seed] = name.match(/^(.*?)(?:-seed(\d+))?$/);
+    if (!groups.has(folder)) groups.set(folder, new Map());
+    const methods = groups.get(folder);
+    if (!methods.has(method)) methods.set(method, []);
+    methods.get(method).push({ ...run, seed: seed ?? "·" });
+  }
+  const square = (run) => link("clients", { run: run.name }, [run.seed], {
+    class: `square ${run.state.replace(" ", "-")}`, title: `${run.name}: ${run.state}, ${run.done} of ${run.rounds ?? "?"} rounds${run.reason ? `; ${run.reason}` : ""}`,
+    "aria-label": `${run.name}: ${run.state}, ${run.done} of ${run.rounds ?? "?"} rounds`, style: `--share:${run.rounds ? Math.round((100 * run.done) / run.rounds) : 0}%`,
+  });
+  const legend = h("p", { class: "legend" }, ["finished", "running", "planned", "cut off", "failed", "unreadable"].filter((word) => runs.some((run) => run.state === word)).map(state));
+  return [legend, ...[...groups].map(([folder, methods]) => h("div", { class: "grid" }, folder ? h("h3", {}, folder) : null,
+    h("div", { class: "squares" }, [...methods].map(([method, mine]) => h("div", { class: "line" }, h("span", {}, method), h("span", { class: "cells" }, mine.map(square)))))))];
+}
+
+// ----------------------------------------------------------------------------------------------------- run picking
+
+export function chosenRun(found, isFit = () => true) {
+  const wanted = here().query.get("run");
+  const runs = found.runs.filter(isFit);
+  if (wanted) return found.runs.find((run) => run.name === wanted) ?? null;
+  return runs.find((run) => run.state === "running") ?? runs.find((run) => run.label === "fedapa") ?? runs[0] ?? null;
+}
+
+function runPicker(found, run, isFit = () => true) {
+  const options = found.runs.filter((one) => isFit(one) || one === run).map((one) => {
+    const [folder, name] = one.name.includes("/") ? one.name.split(/\/(.*)/) : [null, one.name];
+    return [one.name, `${name} · ${one.state}`, folder];
+  });
+  return field("Run", select(options, run?.name, (name) => adjust({ run: name, client: null, round: null }), { "data-key": "run", id: "run" }));
+}
+
+function noRun(found) {
+  const wanted = here().query.get("run");
+  return wanted ? trouble(`There is no run ${wanted} here.`) : empty("No run here yet.");
+}
+
+// ---------------------------------------------------------------------------------------------------------- clients
+
+export function clients(root) {
+  const controls = h("div", { class: "controls" });
+  const list = h("div", {});
+  const detail = h("div", { class: "detail", "aria-live": "polite" });
+  fill(root, controls, h("div", { class: "split" }, panel("Clients", list), detail));
+  let shown = null;
+  let charts = null;
+
+  async function update(found) {
+    const run = chosenRun(found);
+    if (!run) return fill(list, noRun(found));
+    fill(controls, runPicker(found, run), h("span", {}, state(run.state)), progress(run));
+    const view = await get("clients", { run: run.name });
+    if (view.trouble) { fill(detail); return fill(list, trouble(view.trouble)); }
+    const { query } = here();
+    const chosen = query.has("client") ? Number(query.get("client")) : null;
+    update.rows = sorted(view.clients, query.get("sort"));
+    fill(list, view.clients.length ? h("p", { class: "quiet" }, view.round ? `After round ${view.round}. Choose a client to see it closely.` : "No evaluated round yet.") : empty("This run has not described its clients yet."),
+      clientTable(view.clients, chosen, query.get("sort")));
+    await showClient(run, chosen ?? (isNarrow() ? null : view.clients[0]?.client));
+  }
+  update.step = (by) => {
+    const rows = update.rows ?? [];
+    const at = rows.findIndex((row) => String(row.client) === (here().query.get("client") ?? ""));
+    const next = rows[Math.min(Math.max(at + by, 0), rows.length - 1)];
+    if (next) adjust({ client: next.client });
+  };
+
+  async function showClient(run, i) {
+    if (i == null) { shown = null; return fill(detail); }
+    const one = await get("client", { run: run.name, client: i });
+    if (one.trouble) { shown = null; return fill(detail, trouble(one.trouble)); }
+    if (shown !== `${run.name} ${i}`) {
+      charts = { title: h("h2", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }) };
+      fill(detail, h("section", { class: "panel" }, charts.title, charts.facts,
+        h("h3", {}, "Accuracy"), charts.curve, h("h3", {}, "Train samples of every class"), charts.labels,
+        h("h3", {}, "Whose model it takes, round by round"), charts.weights, charts.none, h("h3", {}, "Sent and received"), charts.bytes));
+      shown = `${run.name} ${i}`;
+      if (isNarrow() && here().query.has("client")) detail.scrollIntoView({ block: "start" });
+    }
+    charts.title.textContent = `Client ${one.name}`;
+    charts.facts.textContent = `${whole(one.train)} train and ${whole(one.test)} test samples`;
+    draw(charts.curve, () => [
+      line(one.rounds, one.before, "before local training", ["two", "dash"]), line(one.rounds, one.after, "after local training", ["one", "solid"]),
+    ], () => ({ xaxis: roundAxis, yaxis: percentAxis, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Accuracy of client ${one.name}`);
+    const names = one.labels.map((_, k) => one.classes[k] ?? String(k));
+    draw(charts.labels, () => [{ type: "bar", x: names.map(literal), y: one.labels, marker: { color: colour("one") }, hovertemplate: "%{x}: %{y}<extra></extra>" }],
+      () => ({ xaxis: { type: "category", tickangle: names.length > 6 ? -45 : 0 }, yaxis: { title: { text: "samples" } } }), `Train samples of every class at client ${one.name}`);
+    charts.weights.hidden = !one.weights;
+    charts.none.hidden = Boolean(one.weights);
+    charts.none.textContent = "This method keeps no matrix of weights (FedAPA and FedAMP do).";
+    if (one.weights) {
+      const styles = [["one", "solid"], ["two", "dash"], ["three", "dashdot"], ["four", "dot"], ["five", "longdash"], ["ink", "longdashdot"]];
+      draw(charts.weights, () => one.weights.lines.map((w, k) => line(one.weights.rounds, w.values, w.client === one.client ? "itself" : w.client == null ? w.name : `client ${w.name}`, w.client == null ? ["other", "solid"] : styles[k], { hovertemplate: `${literal(w.name)}<br>round %{x}: %{y:.4f}<extra></extra>` })),
+        () => ({ xaxis: roundAxis, yaxis: { title: { text: "weight" }, rangemode: "tozero" } }), `Weights of client ${one.name} over the rounds`);
+    }
+    draw(charts.bytes, () => [line(one.bytes.rounds, one.bytes.down, "received", ["three", "dash"], { hovertemplate: "received by round %{x}: %{y:,.0f} KiB<extra></extra>" }), line(one.bytes.rounds, one.bytes.up, "sent", ["four", "solid"], { hovertemplate: "sent by round %{x}: %{y:,.0f} KiB<extra></extra>" })],
+      () => ({ xaxis: roundAxis, yaxis: { title: { text: "KiB, all rounds" }, rangemode: "tozero" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Bytes of client ${one.name}`);
+  }
+
+  return update;
+}
+
+function clientColumns() {
+  return [
+    { key: "name", head: "client", text: true, show: (r) => h("a", { href: address("clients", { client: r.client }, ["run", "sort"]), "data-in": "", "data-key": `client-${r.client}` }, r.name) },
+    { key: "train", head: "train", show: (r) => whole(r.train) },
+    { key: "classes", head: "classes" },
+    { key: "before", head: "before %", show: (r) => number(r.before, 1) },
+    { key: "after", head: "after %", show: (r) => number(r.after, 1) },
+    { key: "gain", head: "over Local", show: (r) => h("span", { class: tone(r.gain) }, signed(r.gain, 1)) },
+    { key: "own", head: "own weight", show: (r) => number(r.own, 3) },
+    { key: "visits", head: "visits" },
+    { key: "kib", head: "moved", show: (r) => size(r.kib) },
+    { key: "marks", head: "events", text: true, by: (r) => Object.values(r.marks).reduce((a, b) => a + b, 0), show: (r) => Object.entries(r.marks).map(([kind, n]) => `${n} × ${kind}`).join(", ") },
+  ];
+}
+
+function sorted(rows, sort) {
+  const key = (sort ?? "").replace(/^-/, "");
+  const column = clientColumns().find((one) => one.key === key);
+  if (!column) return rows;
+  const value = column.by ?? ((one) => one[key]);
+  const order = [...rows].sort((a, b) => (typeof value(a) === "string" ? value(a).localeCompare(value(b), "en", { numeric: true }) : (value(a) ?? Infinity) - (value(b) ?? Infinity)));
+  return sort.startsWith("-") ? order.reverse() : order;
+}
+
+function clientTable(rows, chosen, sort) {
+  const kept = clientColumns().filter((one) => one.key === "name" || rows.some((r) => (one.key === "marks" ? Object.keys(r.marks).length : r[one.key] != null)));
+  return table(kept, rows, {
+    sort, onsort: (by) => adjust({ sort: by }), caption: "Clients",
+    row: (r) => ({ class: r.client === chosen ? "chosen" : null, onclick: (e) => { if (!e.target.closest("a")) adjust({ client: r.client }); } }),
+  });
+}
+
+// ---------------------------------------------------------------------------------------------------- collaboration
+
+export function collaboration(root) {
+  const controls = h("div", { class: "controls" });
+  const slider = h("input", { type: "range", min: "0", max: "0", step: "1", id: "round", "aria-label": "Round" });
+  const shownRound = h("output", { for: "round" });
+  const play = h("button", { type: "button", "aria-pressed": "false" }, "▶ Play");
+  const bar = h("div", { class: "controls" }, play, slider, shownRound);
+  const message = h("div", {});
+  const maps = { A: chart(430), similar: chart(430), graph: chart(430), course: chart(430) };
+  const box = (title, text, node) => h("figure", { class: "panel" }, h("h2", {}, title), node, h("figcaption", { class: "quiet" }, text));
+  const figures = h("div", { class: "pair" },
+    box("Who learns from whom", "Row: a client. Column: whose model it takes, and how much. Its own weight is left out.", maps.A),
+    box("Labels in common", "The share of labels that two clients have in common. Does the left look like the right?", maps.similar),
+    box("As a graph", "Every client with the three that it takes most from; bright: keeps more of its own. Choose a client to follow it.", maps.graph),
+    box("Over the rounds", "Own weight (mean; band: least to most), and how far weights follow similar labels (rank correlation).", maps.course));
+  fill(root, controls, message, bar, figures);
+  let rounds = [];
+  let timer = null;
+  let view = null;
+  let follow = null;
+  const cache = new Map();
+
+  const hasWeights = (run) => run.has_weights;
+
+  async function update(found) {
+    const run = chosenRun(found, hasWeights) ?? chosenRun(found);
+    if (!run) { figures.hidden = bar.hidden = true; return fill(message, noRun(found)); }
+    fill(controls, runPicker(found, run, hasWeights), h("span", {}, state(run.state)),
+      field("Order", select([["labels", "similar labels together"], ["number", "by number"]], here().query.get("order") ?? "labels", (v) => adjust({ order: v === "labels" ? null : v }), { "data-key": "order" })));
+    const wanted = here().query.get("round");
+    view = await moment(run, wanted, found.version);
+    const hidden = view.trouble || !view.rounds.length;
+    figures.hidden = bar.hidden = Boolean(hidden);
+    if (hidden) return fill(message, view.trouble ? trouble(view.trouble) : empty("This method keeps no matrix of weights; FedAPA and FedAMP do. Choose one of their runs."));
+    fill(message);
+    rounds = view.rounds;
+    slider.max = String(rounds.length - 1);
+    slider.value = String(rounds.indexOf(view.round));
+    slider.setAttribute("aria-valuetext", `round ${view.round}`);
+    const newest = rounds[rounds.length - 1];
+    shownRound.textContent = `round ${view.round} of ${newest}${wanted ? "" : " (newest)"}`;
+    show();
+    const course = await get("course", { run: run.name });
+    if (course.rounds?.length) {
+      const band = [...course.rounds, ...[...course.rounds].reverse()];
+      draw(maps.course, () => [
+        { type: "scatter", x: band, y: [...course.most, ...[...course.least].reverse()], fill: "toself", fillcolor: colour("band"), line: { width: 0 }, hoverinfo: "skip", showlegend: false },
+        line(course.rounds, course.mean, "own weight", ["one", "solid"], { hovertemplate: "own weight, round %{x}: %{y:.3f}<extra></extra>" }),
+        ...(course.follows.length ? [line(course.rounds, course.follows, "follows labels", ["two", "dash"], { hovertemplate: "rank correlation, round %{x}: %{y:.3f}<extra></extra>" })] : []),
+      ], () => ({ xaxis: roundAxis, yaxis: { range: [Math.min(0, ...course.follows.filter((v) => v != null)) - 0.03, 1.03] }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), "Own weights and rank correlation over the rounds");
+    }
+  }
+
+  // A round that is past does not change; the newest is asked for again.
+  async function moment(run, wanted, version) {
+    const key = `${run.name} ${wanted ?? `newest ${version}`}`;
+    if (cache.size > 60) cache.clear();
+    if (!cache.has(key) || cache.get(key).version !== version) cache.set(key, { ...(await get("weights", { run: run.name, round: wanted })), version });
+    return cache.get(key);
+  }
+
+  function show() {
+    const order = here().query.get("order") === "number" ? view.order.map((_, k) => k).sort((a, b) => a - b) : view.order;
+    const now = view;
+    const A = () => heat(now.A, order, now.names, now.top, "weight", true);
+    draw(maps.A, () => A().traces, () => A().layout, `Weights of round ${now.round}`);
+    const S = () => heat(now.similar, order, now.names, 1, "labels in common", true);
+    maps.similar.parentElement.hidden = !now.similar;
+    if (now.similar) draw(maps.similar, () => S().traces, () => S().layout, "Labels that clients have in common");
+    const G = () => graph(now.A, order, now.names, now.top, follow);
+    draw(maps.graph, () => G().traces, () => G().layout, `Graph of the strongest weights of round ${now.round}`).then(() => {
+      if (maps.graph.on && !maps.graph.dataset.heard) {
+        maps.graph.dataset.heard = "yes";
+        maps.graph.on("plotly_click", (event) => {
+          const i = event.points.find((point) => point.customdata != null)?.customdata;
+          follow = i === follow ? null : (i ?? follow);
+          show();
+        });
+      }
+    });
+  }
+
+  const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶ Play"; play.setAttribute("aria-pressed", "false"); };
+  const toRound = (k) => adjust({ round: k >= rounds.length - 1 ? null : rounds[Math.max(k, 0)] });
+  slider.addEventListener("input", () => toRound(Number(slider.value)));
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    play.textContent = "‖ Pause";
+    play.setAttribute("aria-pressed", "true");
+    let at = Number(slider.value) >= rounds.length - 1 ? 0 : Number(slider.value);
+    toRound(at);
+    timer = setInterval(() => {
+      if (!root.isConnected || at >= rounds.length - 1) return stop();
+      at = Math.min(at + Math.max(1, Math.round(rounds.length / 60)), rounds.length - 1);
+      toRound(at);
+    }, 400);
+  });
+  update.turn = (by) => toRound(Number(slider.value) + by);
+  update.play = () => play.click();
+  update.leave = stop;
+  return update;
+}
+
+// ---------------------------------------------------------------------------------------------------------- compare
+
+export function compare(root) {
+  const picker = h("div", { class: "picker" });
+  const controls = h("div", { class: "controls" });
+  const curves = chart(420);
+  const result = h("div", {});
+  const picked = panel("Curves", controls, curves);
+  const statistics = panel("Statistics", result);
+  fill(root, h("details", { class: "panel", open: !isNarrow() || here().query.getAll("with").length === 0 }, h("summary", {}, h("h2", {}, "Runs")), picker), picked, statistics);
+
+  return async (found) => {
+    const { query } = here();
+    const usable = found.runs.filter((run) => run.scenario);
+    const given = query.getAll("with");
+    const names = given.length ? given : usable.filter((run) => run.scenario === usable[0].scenario && ["fedapa", "local", "fedavg"].includes(run.label)).map((run) => run.name);
+    const chosen = new Set(names.length ? names : usable.slice(0, 4).map((run) => run.name));
+    fill(picker, usable.length ? groups(usable).map(([title, runs]) => h("fieldset", {}, h("legend", {}, title, " ",
+      small("all", () => adjust({ with: [...new Set([...chosen, ...runs.map((r) => r.name)])] })), " ", small("none", () => adjust({ with: [...chosen].filter((n) => !runs.some((r) => r.name === n)) }))),
+      runs.map((run) => {
+        const box = h("input", { type: "checkbox", checked: chosen.has(run.name), "data-key": run.name, onchange: () => {
+          if (box.checked) chosen.add(run.name); else chosen.delete(run.name);
+          adjust({ with: [...chosen] });
+        } });
+        return h("label", {}, box, ` ${run.title} ${run.seed}`);
+      }))) : empty("No run has an evaluated round yet."));
+    const valid = [...chosen].filter((name) => found.runs.some((run) => run.name === name));
+    picked.hidden = statistics.hidden = !valid.length;
+    if (!valid.length) return;
+    const against = query.get("against") ?? "local";
+    const phase = query.get("phase") ?? "reported";
+    const view = await get("compare", { run: valid, against });
+    const labels = [...new Set(view.curves.map((c) => c.label))];
+    const ranked = [...view.rows].sort((a, b) => last(b) - last(a)).map((row) => row.method);
+    const look = looks([...new Set(ranked)]);
+    fill(controls, field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })),
+      field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })));
+    const several = new Set(view.curves.map((c) => c.scenario)).size > 1;
+    draw(curves, () => view.curves.map((c) => line(c.rounds, c[phase === "reported" ? c.evaluated : phase], `${c.title}, seed ${c.seed}${several ? `, ${c.scenario}` : ""}`, look[c.label])),
+      () => ({ xaxis: roundAxis, yaxis: percentAxis }), `Curves of ${view.curves.length} runs`);
+    fill(result, view.without_results.length ? h("p", { class: "quiet" }, `Without results yet: ${view.without_results.join(", ")}.`) : null,
+      table([
+        { key: "title", head: "method", text: true },
+        ...(several ? [{ key: "scenario", head: "scenario", text: true }] : []),
+        { key: "seeds", head: "seeds" },
+        { key: "last", head: "last %", show: (r) => number(last(r)), by: last },
+        { key: "interval", head: "95 % interval", by: (r) => r[`${r.evaluated}_low`], show: (r) => (r[`${r.evaluated}_low`] == null ? "–" : `${number(r[`${r.evaluated}_low`], 1)} – ${number(r[`${r.evaluated}_high`], 1)}`) },
+        { key: "tail", head: "last five %", show: (r) => number(r[`${r.evaluated}_tail`]), by: (r) => r[`${r.evaluated}_tail`] },
+        { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
+        { key: "worst_tenth", head: "worst tenth %", show: (r) => number(r.worst_tenth, 1) },
+        { key: "gain_points", head: `over ${against}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points)) },
+        { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
+        { key: "gain_p", head: "Wilcoxon", show: (r) => sureness(r.gain_p) || "–" },
+        { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
+      ], view.rows, { sort: query.get("sort") ?? "-last", onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
+      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${m} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
+  };
+}
+
+const small = (text, onclick) => h("button", { type: "button", class: "small", onclick }, text);
+
+function groups(runs) {
+  const found = new Map();
+  for (const run of runs) found.set(run.scenario, [...(found.get(run.scenario) ?? []), run]);
+  return [...found];
+}
+
+// --------------------------------------------------------------------------------------------------- events, config
+
+export function events(root) {
+  const controls = h("div", { class: "controls" });
+  const list = h("div", {});
+  fill(root, controls, panel("Events", list));
+  return async (found) => {
+    const { query } = here();
+    const run = query.get("run");
+    const view = await get("events", { run });
+    const kinds = [...new Set(view.events.map((event) => event.kind))].sort();
+    const kind = query.get("kind") ?? "";
+    fill(controls,
+      field("Run", select([["", "all runs"], ...found.runs.map((one) => [one.name, one.name])], run ?? "", (v) => adjust({ run: v }), { "data-key": "run" })),
+      field("Kind", select([["", "all kinds"], ...kinds.map((word) => [word, word])], kind, (v) => adjust({ kind: v }), { "data-key": "kind" })));
+    const rows = view.events.filter((event) => !kind || event.kind === kind);
+    if (!rows.length) return fill(list, empty("Nothing happened that is worth a line."));
+    fill(list, table([
+      { key: "kind", head: "what", text: true, show: (e) => h("span", { class: `kind ${["failed", "refused", "unreadable", "warning", "cut off"].includes(e.kind) ? "alarm" : ""}` }, e.kind) },
+      { key: "run", head: "run", text: true, show: (e) => link("clients", { run: e.run }, e.run) },
+      { key: "round", head: "round" },
+      { key: "client", head: "client", text: true },
+      { key: "text", head: "", text: true, show: (e) => h("span", { class: "long" }, e.text) },
+      { key: "when", head: "when", text: true, show: (e) => (e.when ? e.when.slice(0, 19).replace("T", " ") : null) },
+    ], rows, { sort: query.get("sort"), onsort: (sort) => adjust({ sort }), caption: "Events" }), view.left_out ? h("p", { class: "quiet" }, `${whole(view.left_out)} more are in the run.db files.`) : null);
+  };
+}
+
+export function config(root) {
+  const controls = h("div", { class: "controls" });
+  const body = h("div", {});
+  fill(root, controls, body);
+  return async (found) => {
+    const run = chosenRun(found);
+    if (!run) return fill(body, noRun(found));
+    fill(controls, runPicker(found, run), h("span", {}, state(run.state)));
+    const view = await get("config", { run: run.name });
+    const facts = (entries) => h("dl", { class: "facts" }, entries.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, words(value)))));
+    const flat = ([name, value]) => (isTable(value) ? Object.entries(value).map(([key, one]) => [`${name}.${key}`, one]) : [[name, value]]);
+    const about = Object.entries(view.about ?? {}).filter(([key, value]) => value && key !== "status");
+    fill(body, view.trouble ? trouble(view.trouble) : null,
+      h("div", { class: "pair" },
+        panel("Config", facts(Object.entries(view.tables).flatMap(flat)), h("details", {}, h("summary", {}, "config.toml"), h("pre", {}, view.text))),
+        h("div", {}, panel("What run.db says of itself", about.length ? facts(about) : empty("Nothing yet.")),
+          panel("Where it ran", Object.keys(view.environment).length ? facts(Object.entries(view.environment).flatMap(flat)) : empty("Not noted.")))));
+  };
+}
+
+const isTable = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const words = (value) => (Array.isArray(value) ? value.map(words).join(", ") : isTable(value) ? JSON.stringify(value) : String(value));

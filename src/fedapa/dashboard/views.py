@@ -1,0 +1,384 @@
+"""What the pages show, as plain data: every function takes the folder as it stands and gives a dictionary."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapa.dashboard.board import Board, Entry, Snapshot
+from fedapa.errors import InputError
+from fedapa.run import ledger, results
+from fedapa.run.folder import CONFIG
+from fedapa.run.gather import (
+    LARGEST_MATRIX,
+    Client,
+    Floats,
+    Run,
+    Scenario,
+    class_names,
+    clients_of,
+    label_counts,
+    matrices,
+    mean_curve,
+    read_json,
+    title_of,
+    weight_rounds,
+    weight_rows,
+)
+from fedapa.run.likeness import clustered, off_diagonal, rank_correlation, similarity
+
+View = dict[str, Any]
+MOST_POINTS = 250  # of one curve
+MOST_MOMENTS = 60  # of the course of A
+MOST_EVENTS = 2000
+LOG_TAIL = 200_000  # bytes of log.txt
+
+
+def plain(value: Any) -> Any:
+    """Ready for JSON: no arrays, and null for what is not a finite number."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return round(float(value), 5) if math.isfinite(value) else None
+    if isinstance(value, np.integer):
+        return int(value)
+    return value
+
+
+def thinned(n: int, most: int = MOST_POINTS) -> list[int]:
+    """Places of at most ``most`` of n things, the first and the last among them."""
+    return list(range(n)) if n <= most else sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})
+
+
+# --------------------------------------------------------------------------------------------------------- overview
+
+
+def overview(board: Board, now: Snapshot) -> View:
+    states = Counter(entry.state for entry in now.entries.values())
+    known = [entry for entry in now.entries.values() if entry.rounds]
+    return {
+        "folder": str(board.folder.absolute()),
+        "kind": board.kind,
+        "version": now.version,
+        "states": dict(states),
+        "rounds_done": sum(entry.done for entry in known),
+        "rounds": sum(entry.rounds or 0 for entry in known),
+        "seconds_left": board.seconds_left(now),
+        "runs": [_run_row(entry, now) for entry in now.entries.values()],
+        "scenarios": [_scenario(scenario) for scenario in now.scenarios],
+    }
+
+
+def _run_row(entry: Entry, now: Snapshot) -> View:
+    row: View = {
+        "name": entry.name,
+        "state": entry.state,
+        "reason": entry.reason,
+        "done": entry.done,
+        "rounds": entry.rounds,
+        "pace": entry.pace,
+        "seconds_left": entry.seconds_left if entry.state == "running" else None,
+    }
+    scenario = now.scenario_of(entry.name)
+    if scenario is None or not isinstance(entry.found, Run):
+        return row | {"label": Path(entry.name).name, "title": Path(entry.name).name, "scenario": None}
+    run = next(run for run in scenario.runs if str(run.result.folder) == entry.name)
+    return row | {
+        "label": run.label,
+        "title": title_of(run.label),
+        "seed": run.result.seed,
+        "scenario": scenario.title,
+        "evaluated": run.result.evaluated,
+        "before": run.result.before.last,
+        "after": run.result.after.last,
+        "mib": run.mib,
+        "has_weights": entry.has_weights,
+    }
+
+
+def _scenario(scenario: Scenario) -> View:
+    rows = [{**row, "title": title_of(row["method"])} for row in scenario.rows]
+    curves = {row["method"]: _mean_curves(scenario.of(row["method"])) for row in rows}
+    return {"title": scenario.title, "methods": rows, "curves": curves, "notes": scenario.notes}
+
+
+def _mean_curves(runs: Sequence[Run]) -> View:
+    """Over seeds, in the rounds that all of them have."""
+    found: View = {}
+    for phase in ("before", "after"):
+        curve = mean_curve(runs, phase)
+        kept = thinned(len(curve.rounds))
+        found |= {"rounds": curve.rounds[kept].astype(int), phase: curve.pooled[kept].round(2)}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- clients
+
+
+def _open(entry: Entry, read: Callable[[sqlite3.Connection], View]) -> View:
+    """Read in one short visit; a damaged file is told, not fatal."""
+    if not ledger.is_begun(entry.folder / "run.db"):
+        return {"trouble": f"{entry.name} has not started yet."}
+    try:
+        with ledger.reading(entry.folder / "run.db") as db:
+            return read(db)
+    except InputError as error:
+        return {"trouble": error.message}
+    except (sqlite3.Error, ValueError, TypeError, LookupError) as error:
+        return {"trouble": f"run.db of {entry.name} holds something unexpected: {error!r}"}
+
+
+def clients(now: Snapshot, name: str) -> View:
+    entry = now.entry(name)
+    gains = _gains(now, entry)
+
+    def read(db: sqlite3.Connection) -> View:
+        people, totals = clients_of(db), ledger.client_totals(db)
+        (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
+        marks = Counter((client, kind) for _, client, kind, _ in ledger.events(db) if client is not None)
+        accuracy = {phase: _accuracies(db, last, phase) for phase in ("before", "after")}
+        own = _own_weights(db, len(people))
+        rows = [
+            {
+                "client": i,
+                "name": client.name,
+                "train": client.train,
+                "test": client.test,
+                "classes": sum(n > 0 for n in client.labels),
+                **{phase: _at(values, i) for phase, values in accuracy.items()},
+                "gain": _at(gains, i),
+                "own": _at(own, i),
+                "visits": totals[i][0] if i < len(totals) else 0,
+                "kib": (totals[i][1] + totals[i][2]) / 1024 if i < len(totals) else 0.0,
+                "seconds": totals[i][3] if i < len(totals) else 0.0,
+                "marks": {kind: n for (who, kind), n in marks.items() if who == i},
+            }
+            for i, client in enumerate(people)
+        ]
+        return {"round": None if last is None else last + 1, "clients": rows}
+
+    return _open(entry, read)
+
+
+def _at(values: Sequence[float] | Floats | None, i: int) -> float | None:
+    return None if values is None or i >= len(values) else float(values[i])
+
+
+def _accuracies(db: sqlite3.Connection, last: int | None, phase: str) -> Floats | None:
+    if last is None:
+        return None
+    counts = ledger.client_counts(db, last, phase)
+    return np.where(counts[:, 1] > 0, 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1), np.nan)
+
+
+def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
+    rounds = weight_rounds(db)
+    last = list(matrices(db, clients, rounds[-1])) if rounds else []
+    return np.diag(last[0][1]) if last else None
+
+
+def _gains(now: Snapshot, entry: Entry) -> Floats | None:
+    """Points over Local on the same allocation, in the last evaluated round of each."""
+    scenario = now.scenario_of(entry.name)
+    if scenario is None or not isinstance(entry.found, Run) or entry.found.label == results.LOCAL:
+        return None
+    pair = results.side_by_side(entry.found.result, [run.result for run in scenario.runs], results.LOCAL)
+    return pair[0] - pair[1] if pair is not None and len(pair[0]) == len(pair[1]) else None
+
+
+def client(now: Snapshot, name: str, i: int) -> View:
+    entry = now.entry(name)
+
+    def read(db: sqlite3.Connection) -> View:
+        people = clients_of(db)
+        if not 0 <= i < len(people):
+            return {"trouble": f"{name} has no client {i}."}
+        rows = ledger.client_course(db, i)
+        seen = [row for row in rows if row[5] or row[7]]
+        seen = [seen[k] for k in thinned(len(seen))]
+        moved = np.cumsum([[row[2], row[3]] for row in rows] or [[0, 0]], axis=0) / 1024
+        kept = thinned(len(rows))
+        return {
+            "client": i,
+            "name": people[i].name,
+            "train": people[i].train,
+            "test": people[i].test,
+            "rounds": [row[0] + 1 for row in seen],
+            "before": [_percent(row[4], row[5]) for row in seen],
+            "after": [_percent(row[6], row[7]) for row in seen],
+            "bytes": {"rounds": [rows[k][0] + 1 for k in kept], "down": moved[kept, 0], "up": moved[kept, 1]},
+            "labels": people[i].labels,
+            "classes": class_names(entry.found) if isinstance(entry.found, Run) else [],
+            "weights": _weights_over_rounds(db, people, i),
+        }
+
+    return _open(entry, read)
+
+
+def _percent(correct: int | None, total: int | None) -> float | None:
+    return 100.0 * correct / total if correct is not None and total else None
+
+
+def _weights_over_rounds(db: sqlite3.Connection, people: Sequence[Client], i: int, most: int = 5) -> View | None:
+    """What the client takes from itself, from those it takes most from, and from all others together."""
+    rows = list(weight_rows(db, len(people), i))
+    if not rows:
+        return None
+    rows = [rows[k] for k in thinned(len(rows), 2 * MOST_MOMENTS)]
+    table = np.array([row for _, row in rows])
+    others = [int(j) for j in np.argsort(-table[-1]) if j != i]
+    lines = [{"name": people[j].name, "client": j, "values": table[:, j]} for j in [i, *others[:most]]]
+    rest = others[most:]
+    if rest:
+        lines.append({"name": f"{len(rest)} others", "client": None, "values": table[:, rest].sum(1)})
+    return {"rounds": [t for t, _ in rows], "lines": lines}
+
+
+# ---------------------------------------------------------------------------------------------------- collaboration
+
+
+def weights(now: Snapshot, name: str, round: int | None) -> View:
+    """A in one round (the last where none is named), and who is like whom."""
+    entry = now.entry(name)
+
+    def read(db: sqlite3.Connection) -> View:
+        people, rounds = clients_of(db), weight_rounds(db)
+        likeness = _likeness(tuple(people))
+        if not rounds:
+            return {"rounds": [], "names": [client.name for client in people], **likeness}
+        if len(people) > LARGEST_MATRIX:
+            return {"trouble": f"{len(people)} clients are too many to draw (at most {LARGEST_MATRIX})."}
+        wanted = rounds[-1] if round is None else min(rounds, key=lambda t: abs(t - round))
+        found = list(matrices(db, len(people), wanted))
+        if not found:
+            return {"trouble": "The matrix of weights has not one row per client."}
+        return {
+            "rounds": rounds,
+            "round": wanted,
+            "names": [client.name for client in people],
+            "A": found[0][1].round(4),
+            "top": float(np.percentile(off_diagonal(found[0][1]), 99.5)),
+            **likeness,
+        }
+
+    return _open(entry, read)
+
+
+@lru_cache(maxsize=8)
+def _likeness(people: tuple[Client, ...]) -> View:
+    counts = label_counts(people)
+    if counts is None or len(people) > LARGEST_MATRIX:
+        return {"similar": None, "order": list(range(len(people)))}
+    similar = similarity(counts)
+    return {"similar": similar.round(3), "order": clustered(similar).tolist()}
+
+
+def course(now: Snapshot, name: str) -> View:
+    """Round by round: how much clients keep of their own, and whether weight follows similar labels."""
+    entry = now.entry(name)
+
+    def read(db: sqlite3.Connection) -> View:
+        people, rounds = clients_of(db), weight_rounds(db)
+        counts = label_counts(people)
+        if not rounds or len(people) > LARGEST_MATRIX:
+            return {"rounds": []}
+        similar = None if counts is None else off_diagonal(similarity(counts))
+        moments = [rounds[k] for k in thinned(len(rounds), MOST_MOMENTS)]
+        found = [A for t in moments for _, A in matrices(db, len(people), t)]
+        own = np.array([np.diag(A) for A in found])
+        follows = [] if similar is None else [rank_correlation(off_diagonal(A), similar) for A in found]
+        view = {"rounds": moments, "mean": own.mean(1), "least": own.min(1), "most": own.max(1), "follows": follows}
+        return view if len(found) == len(moments) else {"rounds": []}
+
+    return _open(entry, read)
+
+
+# ---------------------------------------------------------------------------------------------------------- compare
+
+
+def compare(now: Snapshot, names: Sequence[str], against: str) -> View:
+    """Chosen runs beside each other: curves of each, means and tests over each method."""
+    for name in names:
+        now.entry(name)
+    runs = [run for scenario in now.scenarios for run in scenario.runs if str(run.result.folder) in set(names)]
+    rows = results.table([run.result for run in runs], against) if runs else []
+    ranks = results.ranks(rows)
+    curves = [
+        {"run": str(run.result.folder), "label": run.label, "title": title_of(run.label), "seed": run.result.seed,
+         "scenario": run.result.scenario, "evaluated": run.result.evaluated, **_mean_curves([run])}
+        for run in runs
+    ]  # fmt: skip
+    missing = sorted(set(names) - {curve["run"] for curve in curves})
+    return {
+        "rows": [{**row, "title": title_of(row["method"])} for row in rows],
+        "curves": curves,
+        "ranks": None if ranks is None else ranks._asdict(),
+        "without_results": missing,
+    }
+
+
+# --------------------------------------------------------------------------------------------------- events, config
+
+
+def events(now: Snapshot, name: str | None) -> View:
+    """Warnings, refusals, failures, starts and resumes, of one run or of all; the latest first."""
+    entries = list(now.entries.values()) if name is None else [now.entry(name)]
+    rows: list[View] = []
+    for entry in entries:
+        if entry.reason:
+            rows.append({"run": entry.name, "kind": entry.state, "text": entry.reason})
+        elif entry.state == "cut off":
+            text = f"nobody is at work; `fedapa resume` goes on after round {entry.done}"
+            rows.append({"run": entry.name, "kind": "cut off", "text": text})
+        rows += _sessions(entry)
+        rows += _open(entry, lambda db, run=entry.name: {"rows": _marks(db, run)}).get("rows", [])  # type: ignore[misc]
+    return {"events": rows[:MOST_EVENTS], "left_out": max(len(rows) - MOST_EVENTS, 0)}
+
+
+def _marks(db: sqlite3.Connection, run: str) -> list[View]:
+    names = [client.name for client in clients_of(db)]
+    return [
+        {"run": run, "round": t + 1, "kind": kind, "text": text,
+         "client": names[i] if i is not None and i < len(names) else None}
+        for t, i, kind, text in reversed(ledger.events(db))
+    ]  # fmt: skip
+
+
+def _sessions(entry: Entry) -> list[View]:
+    """When processes started, resumed or failed, from the end of log.txt."""
+    try:
+        with open(entry.folder / "log.txt", "rb") as file:
+            file.seek(max(file.seek(0, 2) - LOG_TAIL, 0))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in reversed(lines):
+        when, _, text = line.partition(" ")
+        kind = text.partition(":")[0].split(" ")[0]
+        if kind in ("started", "resumed"):
+            rows.append({"run": entry.name, "when": when, "kind": kind, "text": text})
+    return rows
+
+
+def config(now: Snapshot, name: str) -> View:
+    entry = now.entry(name)
+    about = _open(entry, lambda db: {"about": ledger.meta(db)})
+    try:
+        text = (entry.folder / CONFIG).read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        text, tables = f"# {CONFIG} cannot be read: {error}", {}
+    return {"text": text, "tables": tables, "environment": read_json(entry.folder / "env.json"), **about}
