@@ -38,7 +38,7 @@ class Poller:
         self.is_over = asyncio.Event()
 
     async def run(self) -> None:
-        version = 0
+        version = (await asyncio.to_thread(self.board.look)).version  # before the first viewer comes
         while True:
             if self.viewers:
                 now = await asyncio.to_thread(self.board.look, self.every / 2)

@@ -269,7 +269,7 @@ def weights(now: Snapshot, name: str, round: int | None) -> View:
             "round": wanted,
             "names": [client.name for client in people],
             "A": found[0][1].round(4),
-            "top": float(np.percentile(off_diagonal(found[0][1]), 99.5)),
+            **dict(zip(("low", "top"), np.percentile(off_diagonal(found[0][1]), (0.5, 99.5)).tolist(), strict=True)),
             **likeness,
         }
 
@@ -344,6 +344,8 @@ def events(now: Snapshot, name: str | None) -> View:
             rows.append({"run": entry.name, "kind": "cut off", "text": text})
         rows += _sessions(entry)
         rows += _open(entry, lambda db, run=entry.name: {"rows": _marks(db, run)}).get("rows", [])  # type: ignore[misc]
+    rows.sort(key=lambda row: row.get("when") or "", reverse=True)
+    rows.sort(key=lambda row: row["kind"] in ("started", "resumed"))  # what went wrong comes first
     return {"events": rows[:MOST_EVENTS], "left_out": max(len(rows) - MOST_EVENTS, 0)}
 
 
@@ -369,7 +371,7 @@ def _sessions(entry: Entry) -> list[View]:
         when, _, text = line.partition(" ")
         kind = text.partition(":")[0].split(" ")[0]
         if kind in ("started", "resumed"):
-            rows.append({"run": entry.name, "when": when, "kind": kind, "text": text})
+            rows.append({"run": entry.name, "when": when, "kind": kind, "text": text.partition(": ")[2]})
     return rows
 
 

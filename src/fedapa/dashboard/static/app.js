@@ -15,6 +15,8 @@ let turn = 0; // a late answer to an old question is thrown away
 function showTabs() {
   const { page } = here();
   fill(tabs, PAGES.map((name, k) => h("a", { href: address(name), "data-in": "", "data-key": name, "aria-current": name === page ? "page" : null, title: `key ${k + 1}` }, name[0].toUpperCase() + name.slice(1))));
+  const current = tabs.querySelector("[aria-current]");
+  tabs.scrollLeft = current.offsetLeft + current.offsetWidth - tabs.clientWidth;
 }
 
 async function show(isNews = false) {

@@ -51,7 +51,7 @@ function dressed(layout) {
     tickfont: { size: 11 }, title: { font: { size: 12 } }, fixedrange: true,
   };
   const legend = isNarrow()
-    ? { orientation: "h", y: -0.22, yanchor: "top", x: 0, font: { size: 11 } }
+    ? { orientation: "h", y: -0.2, yanchor: "top", x: 0, font: { size: 10 }, entrywidth: 88 }
     : { font: { size: 11 }, tracegroupgap: 2 };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "closest",
@@ -90,7 +90,7 @@ export function line(x, y, name, [tone, dash], extra = {}) {
 // Cividis: dark to light in order, for every kind of colour vision and in grey.
 export const HEAT = "Cividis";
 
-export function heat(matrix, order, names, top, what, bar) {
+export function heat(matrix, order, names, low, top, what) {
   const texts = order.map((i) => literal(short(names[i], 8)));
   const whole = order.map((i) => literal(names[i]));
   const z = order.map((i) => order.map((j) => (i === j ? null : matrix[i][j])));
@@ -98,8 +98,8 @@ export function heat(matrix, order, names, top, what, bar) {
   const text = order.map((i, a) => order.map((j, b) => `${whole[a]} ← ${whole[b]}: ${(a === b ? own[a] : matrix[i][j])?.toFixed(3)}`));
   return {
     traces: [{
-      type: "heatmap", z, text, hovertemplate: `%{text}<extra>${what}</extra>`, zmin: 0, zmax: top || 1, colorscale: HEAT,
-      xgap: order.length <= 40 ? 1 : 0, ygap: order.length <= 40 ? 1 : 0, showscale: bar,
+      type: "heatmap", z, text, hovertemplate: `%{text}<extra>${what}</extra>`, zmin: low, zmax: top > low ? top : low + 1, colorscale: HEAT,
+      xgap: order.length <= 40 ? 1 : 0, ygap: order.length <= 40 ? 1 : 0, showscale: true,
       colorbar: { thickness: 10, len: 0.9, outlinewidth: 0, tickfont: { size: 10 } },
     }],
     layout: {
@@ -117,7 +117,7 @@ function ticks(texts, extra) {
 }
 
 // Clients on a circle, similar ones side by side; the strongest weights of each as lines, thicker for more.
-export function graph(matrix, order, names, top, chosen) {
+export function graph(matrix, order, names, low, top, chosen) {
   const n = order.length;
   const place = order.map((_, k) => [Math.sin((2 * Math.PI * k) / n), Math.cos((2 * Math.PI * k) / n)]);
   const at = new Map(order.map((i, k) => [i, place[k]]));
@@ -126,19 +126,19 @@ export function graph(matrix, order, names, top, chosen) {
     const others = order.filter((j) => j !== i && matrix[i][j] > 0).sort((a, b) => matrix[i][b] - matrix[i][a]);
     for (const j of others.slice(0, chosen === i ? 8 : 3)) edges.push([i, j, matrix[i][j]]);
   }
-  const strongest = Math.max(top, 1e-9);
+  const share = (weight) => (weight - low) / Math.max(top - low, 1e-9);
   const buckets = [0.25, 0.5, 0.75, Infinity].map((limit, k) => ({
     type: "scatter", mode: "lines", x: [], y: [], hoverinfo: "skip", showlegend: false, limit, opacity: 0.2 + 0.2 * k,
     line: { width: 0.6 + 1.1 * k, color: colour(k > 1 ? "one" : "muted") },
   }));
   const strong = { ...buckets[3], x: [], y: [], opacity: 1, line: { width: 2.6, color: colour("two") } };
   for (const [i, j, weight] of edges) {
-    const bucket = i === chosen ? strong : buckets.find((one) => weight / strongest <= one.limit);
+    const bucket = i === chosen ? strong : buckets.find((one) => share(weight) <= one.limit);
     const [a, b] = [at.get(j), at.get(i)];
-    for (let s = 0; s <= 8; s++) { // a bend towards the middle, so that lines of neighbours can be seen
-      const t = s / 8, pull = 1 - 1.4 * t * (1 - t);
-      bucket.x.push((a[0] * (1 - t) + b[0] * t) * pull);
-      bucket.y.push((a[1] * (1 - t) + b[1] * t) * pull);
+    for (let s = 0; s <= 12; s++) { // a bend towards the middle, so that lines of neighbours can be seen
+      const t = s / 12, ends = [(1 - t) ** 2 + 0.3 * t * (1 - t), t ** 2 + 0.3 * t * (1 - t)];
+      bucket.x.push(a[0] * ends[0] + b[0] * ends[1]);
+      bucket.y.push(a[1] * ends[0] + b[1] * ends[1]);
     }
     bucket.x.push(null);
     bucket.y.push(null);

@@ -7,14 +7,14 @@ export function h(tag, props, ...children) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...children.flat(Infinity).filter((child) => child != null));
   return node;
 }
 
 // A form element keeps the focus and what it shows while the rest of the page is filled again.
 export function fill(node, ...children) {
   const focused = node.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
-  node.replaceChildren(...children.flat().filter((child) => child != null));
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child != null));
   if (focused !== undefined) [...node.querySelectorAll("[data-key]")].find((n) => n.dataset.key === focused)?.focus();
 }
 

@@ -5,7 +5,7 @@ import {
   trouble, whole,
 } from "./dom.js";
 
-const chart = (height) => h("div", { class: "chart", style: `height:${height}px` });
+const chart = (height, kind = "") => h("div", { class: `chart ${kind}`, style: `height:${height}px` });
 const panel = (title, ...content) => h("section", { class: "panel" }, h("h2", {}, title), ...content);
 const link = (page, changes, text, props = {}) => h("a", { href: address(page, changes, []), "data-in": "", ...props }, text);
 const percentAxis = { title: { text: "test accuracy, %" }, rangemode: "normal" };
@@ -19,7 +19,7 @@ export function overview(root) {
   const tiles = h("div", { class: "tiles" });
   const grid = h("div", {});
   const controls = h("div", { class: "controls" });
-  const curves = chart(420);
+  const curves = chart(420, "tall");
   const notes = h("div", {});
   const methods = h("div", {});
   const accuracy = panel("Accuracy", controls, curves, notes);
@@ -43,16 +43,27 @@ export function overview(root) {
     const phase = query.get("phase") ?? "reported";
     fill(controls,
       found.scenarios.length > 1 ? field("Scenario", select(found.scenarios.map((s) => [s.title, s.title]), scenario.title, (v) => adjust({ scenario: v }), { "data-key": "scenario" })) : null,
-      field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })));
+      field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })), zoomBox());
     fill(notes, scenario.notes.map((text) => h("p", { class: "quiet" }, text)));
     const ranked = [...scenario.methods].sort((a, b) => last(b) - last(a));
     const look = looks(ranked.map((row) => row.method));
     draw(curves, () => ranked.map((row) => {
       const curve = scenario.curves[row.method];
       return line(curve.rounds, curve[phase === "reported" ? row.evaluated : phase], row.title, look[row.method]);
-    }), () => ({ xaxis: roundAxis, yaxis: percentAxis, showlegend: ranked.length > 1 }), `Accuracy of ${ranked.length} methods over the rounds`);
+    }), () => ({ xaxis: roundAxis, yaxis: accuracyAxis(ranked), showlegend: ranked.length > 1 }), `Accuracy of ${ranked.length} methods over the rounds`);
     fill(methods, methodTable(ranked, query.get("sort"), (sort) => adjust({ sort })));
   };
+}
+
+// Where some methods end far below the rest, the top is worth a closer look.
+function zoomBox() {
+  const box = h("input", { type: "checkbox", "data-key": "zoom", checked: here().query.get("zoom") === "top", onchange: () => adjust({ zoom: box.checked ? "top" : null }) });
+  return h("label", { class: "field" }, box, " only the top 8 points");
+}
+
+function accuracyAxis(rows) {
+  const top = Math.max(...rows.map((row) => row[`${row.evaluated}_best`] ?? 0));
+  return here().query.get("zoom") === "top" ? { ...percentAxis, range: [top - 8, top + 0.5] } : percentAxis;
 }
 
 const busiest = (found) => {
@@ -258,7 +269,7 @@ export function collaboration(root) {
   const play = h("button", { type: "button", "aria-pressed": "false" }, "▶ Play");
   const bar = h("div", { class: "controls" }, play, slider, shownRound);
   const message = h("div", {});
-  const maps = { A: chart(430), similar: chart(430), graph: chart(430), course: chart(430) };
+  const maps = { A: chart(430, "even"), similar: chart(430, "even"), graph: chart(430, "even"), course: chart(430, "even") };
   const box = (title, text, node) => h("figure", { class: "panel" }, h("h2", {}, title), node, h("figcaption", { class: "quiet" }, text));
   const figures = h("div", { class: "pair" },
     box("Who learns from whom", "Row: a client. Column: whose model it takes, and how much. Its own weight is left out.", maps.A),
@@ -314,12 +325,12 @@ export function collaboration(root) {
   function show() {
     const order = here().query.get("order") === "number" ? view.order.map((_, k) => k).sort((a, b) => a - b) : view.order;
     const now = view;
-    const A = () => heat(now.A, order, now.names, now.top, "weight", true);
+    const A = () => heat(now.A, order, now.names, now.low, now.top, "weight");
     draw(maps.A, () => A().traces, () => A().layout, `Weights of round ${now.round}`);
-    const S = () => heat(now.similar, order, now.names, 1, "labels in common", true);
+    const S = () => heat(now.similar, order, now.names, 0, 1, "labels in common");
     maps.similar.parentElement.hidden = !now.similar;
     if (now.similar) draw(maps.similar, () => S().traces, () => S().layout, "Labels that clients have in common");
-    const G = () => graph(now.A, order, now.names, now.top, follow);
+    const G = () => graph(now.A, order, now.names, now.low, now.top, follow);
     draw(maps.graph, () => G().traces, () => G().layout, `Graph of the strongest weights of round ${now.round}`).then(() => {
       if (maps.graph.on && !maps.graph.dataset.heard) {
         maps.graph.dataset.heard = "yes";
@@ -358,7 +369,7 @@ export function collaboration(root) {
 export function compare(root) {
   const picker = h("div", { class: "picker" });
   const controls = h("div", { class: "controls" });
-  const curves = chart(420);
+  const curves = chart(420, "tall");
   const result = h("div", {});
   const picked = panel("Curves", controls, curves);
   const statistics = panel("Statistics", result);
@@ -389,10 +400,10 @@ export function compare(root) {
     const ranked = [...view.rows].sort((a, b) => last(b) - last(a)).map((row) => row.method);
     const look = looks([...new Set(ranked)]);
     fill(controls, field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })),
-      field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })));
+      field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })), zoomBox());
     const several = new Set(view.curves.map((c) => c.scenario)).size > 1;
     draw(curves, () => view.curves.map((c) => line(c.rounds, c[phase === "reported" ? c.evaluated : phase], `${c.title}, seed ${c.seed}${several ? `, ${c.scenario}` : ""}`, look[c.label])),
-      () => ({ xaxis: roundAxis, yaxis: percentAxis }), `Curves of ${view.curves.length} runs`);
+      () => ({ xaxis: roundAxis, yaxis: accuracyAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
     fill(result, view.without_results.length ? h("p", { class: "quiet" }, `Without results yet: ${view.without_results.join(", ")}.`) : null,
       table([
         { key: "title", head: "method", text: true },
@@ -437,14 +448,15 @@ export function events(root) {
       field("Kind", select([["", "all kinds"], ...kinds.map((word) => [word, word])], kind, (v) => adjust({ kind: v }), { "data-key": "kind" })));
     const rows = view.events.filter((event) => !kind || event.kind === kind);
     if (!rows.length) return fill(list, empty("Nothing happened that is worth a line."));
-    fill(list, table([
+    const columns = [
       { key: "kind", head: "what", text: true, show: (e) => h("span", { class: `kind ${["failed", "refused", "unreadable", "warning", "cut off"].includes(e.kind) ? "alarm" : ""}` }, e.kind) },
       { key: "run", head: "run", text: true, show: (e) => link("clients", { run: e.run }, e.run) },
       { key: "round", head: "round" },
       { key: "client", head: "client", text: true },
       { key: "text", head: "", text: true, show: (e) => h("span", { class: "long" }, e.text) },
       { key: "when", head: "when", text: true, show: (e) => (e.when ? e.when.slice(0, 19).replace("T", " ") : null) },
-    ], rows, { sort: query.get("sort"), onsort: (sort) => adjust({ sort }), caption: "Events" }), view.left_out ? h("p", { class: "quiet" }, `${whole(view.left_out)} more are in the run.db files.`) : null);
+    ];
+    fill(list, table(columns.filter((one) => rows.some((row) => row[one.key] != null)), rows, { sort: query.get("sort"), onsort: (sort) => adjust({ sort }), caption: "Events" }), view.left_out ? h("p", { class: "quiet" }, `${whole(view.left_out)} more are in the run.db files.`) : null);
   };
 }
 
