@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import uvicorn
 
-from fedapa.dashboard.server import make_app
+from fedapa.dashboard.server import Server, make_app
 from fedapa.run.ledger import Ledger
 from fedapa.run.loop import RoundLog
 
@@ -25,9 +24,7 @@ def serving(folder: Path, port: int = 0, every: float = 0.1) -> Iterator[str]:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(64)
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(folder, every=every), log_level="error", timeout_graceful_shutdown=1, ws="none")
-    )
+    server = Server(make_app(folder, every=every))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

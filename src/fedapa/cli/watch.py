@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -36,7 +37,6 @@ def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | N
         terminal.watch(folder)
         return
     _check_installed()
-    import asyncio
     import secrets
 
     from fedapa.dashboard import server
@@ -49,14 +49,12 @@ def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | N
     listener = _listen(host, port)
     address = _address(host, listener.getsockname()[1], token)
 
-    def ready() -> None:
-        click.echo(f"watching {folder} at {address}")
-        ui.say("Ctrl-C ends it")
-        if show:
-            click.launch(address)
-
-    with listener:
-        asyncio.run(server.serve(app, [listener], ready))
+    click.echo(f"watching {folder} at {address}")
+    ui.say("Ctrl-C ends it")
+    if show:
+        click.launch(address)
+    with listener, suppress(KeyboardInterrupt):
+        server.Server(app).run(sockets=[listener])
 
 
 def _check_installed() -> None:

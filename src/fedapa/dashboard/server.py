@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -34,8 +35,7 @@ class Poller:
 
     def __init__(self, board: Board, every: float = FRESH) -> None:
         self.board, self.every = board, every
-        self.viewers: set[asyncio.Queue[int]] = set()
-        self.is_over = asyncio.Event()
+        self.viewers: set[asyncio.Queue[int | None]] = set()
 
     async def run(self) -> None:
         version = (await asyncio.to_thread(self.board.look)).version  # before the first viewer comes
@@ -50,17 +50,26 @@ class Poller:
 
     async def stream(self, version: int) -> AsyncIterator[str]:
         """Versions of the folder, the present one first."""
-        heard: asyncio.Queue[int] = asyncio.Queue()
+        heard: asyncio.Queue[int | None] = asyncio.Queue()
         self.viewers.add(heard)
         try:
             yield f"retry: 1000\ndata: {version}\n\n"
-            while not self.is_over.is_set():
+            while True:
                 try:
-                    yield f"data: {await asyncio.wait_for(heard.get(), HEARTBEAT)}\n\n"
+                    news = await asyncio.wait_for(heard.get(), HEARTBEAT)
                 except TimeoutError:
                     yield ": still here\n\n"
+                    continue
+                if news is None:
+                    return
+                yield f"data: {news}\n\n"
         finally:
             self.viewers.discard(heard)
+
+    def close(self) -> None:
+        """The server goes: viewers are told to look for it again."""
+        for viewer in self.viewers:
+            viewer.put_nowait(None)
 
 
 def make_app(folder: Path, host: str = "127.0.0.1", token: str | None = None, every: float = FRESH) -> Starlette:
@@ -152,12 +161,17 @@ def plotly_file() -> Path:
     raise InputError("plotly is not installed", "pip install 'fedapa[dashboard]'")
 
 
-async def serve(app: Starlette, sockets: list[Any], ready: Callable[[], None]) -> None:
-    """Until Ctrl-C; open streams are closed, not waited for."""
-    import uvicorn
+class Server(uvicorn.Server):
+    """Open streams are closed when it ends, not waited for."""
 
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False)
-    )
-    ready()
-    await server.serve(sockets=sockets)
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_level="error", access_log=False, timeout_graceful_shutdown=2, server_header=False, ws="none"
+            )
+        )
+        self._poller: Poller = app.state.poller
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._poller.close()
+        await super().shutdown(sockets)
