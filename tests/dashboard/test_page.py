@@ -56,6 +56,7 @@ def faults(browser: Looker) -> list[str]:
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
 def test_every_page_by_its_address(address: str, browser: Looker, width: int, scheme: str) -> None:
     with browser.look(address, width, scheme) as tab:
+        shown(tab, 1)
         for page, path in ADDRESSES.items():
             tab.goto(address + path)
             shown(tab, CHARTS.get(page, 0))
