@@ -55,6 +55,10 @@ def _extras() -> list[dict[str, Any]]:
     door = "the door of a coordinator" if nginx else "only a coordinator needs it: apt-get install nginx-light"
     return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": door}]
 
+    missing = [name for name in ("starlette", "uvicorn", "plotly") if find_spec(name) is None]
+    note = "fedapa watch" if not missing else "pip install 'fedapa[dashboard]'"
+    return [{"what": "dashboard", "state": "missing" if missing else "ok", "note": note}]
+
 
 def _data() -> list[dict[str, Any]]:
     from fedapa.data.sources import SOURCES, data_folder, is_present

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -53,7 +52,7 @@ def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | N
     ui.say("Ctrl-C ends it")
     if show:
         click.launch(address)
-    with listener, suppress(KeyboardInterrupt):
+    with listener:
         server.Server(app).run(sockets=[listener])
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -171,6 +172,10 @@ class Server(uvicorn.Server):
             )
         )
         self._poller: Poller = app.state.poller
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ctrl-C, once or often, is the usual end of it and no failure."""
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._poller.close()
