@@ -6,6 +6,7 @@ rounds with and without a viewer follow each other, so that both see the same ma
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -14,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving import Writer, serving
+from serving import Writer
 
 from browser import open_browser
 
-ROUNDS, CLIENTS, TURNS, TURN = 500, 100, 12, 4
-ROUND_SECONDS = 0.25  # of work between two writings; real rounds of 100 clients take longer
+ROUNDS, CLIENTS, TURNS, TURN = 500, 100, 8, 4
+ROUND_SECONDS = 1.0  # between two writings; real rounds of 100 clients take longer
 
 
 def main() -> None:
@@ -29,10 +30,11 @@ def main() -> None:
         started = time.monotonic()
         writer.play(ROUNDS)
         print(f"{ROUNDS} rounds of {CLIENTS} clients written in {time.monotonic() - started:.1f} s")
-        with serving(top, every=1.0) as address:
+        with started("watch", top, "--port", 0) as process:
+            address = process.stdout.readline().split()[-1]  # type: ignore[union-attr]
             for path in ("overview", "clients?client=3", "collaboration"):
                 look(looker.browser, address + path)
-            slow_down(looker.browser, address, writer)
+            slow_down(looker.browser, address, writer, process.pid)
         writer.finish()
 
 
@@ -63,25 +65,35 @@ def _private() -> float:
     return max(found)
 
 
-def slow_down(browser: object, address: str, writer: Writer) -> None:
+def slow_down(browser: object, address: str, writer: Writer, server: int) -> None:
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    spent = 0.0
     for turn in range(2 * TURNS):
         is_watched = turn % 2 == 0
         tab = browser.new_page() if is_watched else None  # type: ignore[attr-defined]
         if tab is not None:
             tab.goto(f"{address}overview")
             tab.locator(".chart[data-drawn]").first.wait_for()
+        before = _cpu(server)
         for _ in range(TURN):
             started = time.perf_counter()
             writer.play()
             seconds[is_watched].append(time.perf_counter() - started)
             time.sleep(ROUND_SECONDS)
         if tab is not None:
+            spent += _cpu(server) - before
             tab.close()
     with_viewer, alone = (statistics.median(seconds[key]) for key in (True, False))
-    extra = with_viewer - alone
+    whole = ROUND_SECONDS + alone
     print(f"writing a round: {1000 * with_viewer:.2f} ms with a viewer, {1000 * alone:.2f} ms alone (medians)")
-    print(f"that is {100 * extra / (ROUND_SECONDS + alone):+.2f} % of a round of {ROUND_SECONDS} s")
+    print(f"that is {100 * (with_viewer - alone) / whole:+.2f} % of a round of {whole:.2f} s")
+    print(f"the server took {100 * spent / (TURNS * TURN * whole):.1f} % of one core while a viewer was there")
+
+
+def _cpu(process: int) -> float:
+    """Seconds of processor time."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ pytest.importorskip("starlette", reason="the dashboard is not installed: pip ins
 from rich.console import Console
 from serving import Writer
 
-from command import Call
+from command import Call, started
 from fedapa.dashboard import terminal, views
 from fedapa.dashboard.board import Board
 from fedapa.errors import InputError
@@ -213,3 +215,17 @@ def test_the_command_and_its_mistakes(fedapa: Call, top: Path) -> None:
     answer = fedapa("watch", top, "--host", "no.such.host.invalid")
     assert (answer.code, answer.err.split(":")[0]) == (2, "error")
     assert ledger.is_begun(top / "fedapa-seed0" / "run.db")
+
+
+def test_the_command_as_a_process_until_ctrl_c(top: Path) -> None:
+    with started("watch", top, "--port", 0, "--token", "abc") as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        assert address.endswith("/?token=abc")
+        asked = urllib.request.Request(address.split("?")[0] + "api/stream", headers={"Authorization": "Bearer abc"})
+        with urllib.request.urlopen(asked, timeout=30) as stream:  # open while the server ends
+            assert stream.readline() == b"retry: 1000\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "Ctrl-C ends it\n"
