@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from serving import Writer
 
 from browser import open_browser
+from command import started
 
 ROUNDS, CLIENTS, TURNS, TURN = 500, 100, 8, 4
 ROUND_SECONDS = 1.0  # between two writings; real rounds of 100 clients take longer
@@ -27,9 +28,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, open_browser() as looker:
         top = Path(folder) / "runs"
         writer = Writer(top / "fedapa-seed0", CLIENTS, ROUNDS + 2 * TURNS * TURN)
-        started = time.monotonic()
+        began = time.monotonic()
         writer.play(ROUNDS)
-        print(f"{ROUNDS} rounds of {CLIENTS} clients written in {time.monotonic() - started:.1f} s")
+        print(f"{ROUNDS} rounds of {CLIENTS} clients written in {time.monotonic() - began:.1f} s")
         with started("watch", top, "--port", 0) as process:
             address = process.stdout.readline().split()[-1]  # type: ignore[union-attr]
             for path in ("overview", "clients?client=3", "collaboration"):
@@ -76,9 +77,9 @@ def slow_down(browser: object, address: str, writer: Writer, server: int) -> Non
             tab.locator(".chart[data-drawn]").first.wait_for()
         before = _cpu(server)
         for _ in range(TURN):
-            started = time.perf_counter()
+            began = time.perf_counter()
             writer.play()
-            seconds[is_watched].append(time.perf_counter() - started)
+            seconds[is_watched].append(time.perf_counter() - began)
             time.sleep(ROUND_SECONDS)
         if tab is not None:
             spent += _cpu(server) - before

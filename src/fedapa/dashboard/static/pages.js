@@ -47,6 +47,7 @@ export function overview(root) {
     fill(notes, scenario.notes.map((text) => h("p", { class: "quiet" }, text)));
     const ranked = [...scenario.methods].sort((a, b) => last(b) - last(a));
     const look = looks(ranked.map((row) => row.method));
+    curves.style.height = `${Math.max(420, 19 * ranked.length + 70)}px`; // room for every name beside it
     draw(curves, () => ranked.map((row) => {
       const curve = scenario.curves[row.method];
       return line(curve.rounds, curve[phase === "reported" ? row.evaluated : phase], row.title, look[row.method]);
