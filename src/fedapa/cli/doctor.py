@@ -45,6 +45,7 @@ def _extras() -> list[dict[str, Any]]:
 
     extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
               "privacy": ("opacus", "the account of noised uploads"),
+              "dashboard": ("starlette", "fedapa watch"),
               "flower": ("flwr", "real federations, docs/deploy.md")}  # fmt: skip
     rows = [
         {"what": f"extra {name}", "state": "ok" if find_spec(package) else "missing",
@@ -54,10 +55,6 @@ def _extras() -> list[dict[str, Any]]:
     nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     door = "the door of a coordinator" if nginx else "only a coordinator needs it: apt-get install nginx-light"
     return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": door}]
-
-    missing = [name for name in ("starlette", "uvicorn", "plotly") if find_spec(name) is None]
-    note = "fedapa watch" if not missing else "pip install 'fedapa[dashboard]'"
-    return [{"what": "dashboard", "state": "missing" if missing else "ok", "note": note}]
 
 
 def _data() -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def rounds_done(folder: Path) -> int:
 
 
 def in_use(folder: Path) -> bool:
-    """Is a process at this run?"""
+    """Is a process at this run? Asked by taking its lock for a moment."""
     try:
         _lock(folder).close()
         return False
