@@ -229,3 +229,21 @@ def test_the_command_as_a_process_until_ctrl_c(top: Path) -> None:
             assert process.wait(30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "Ctrl-C ends it\n"
+
+
+def test_the_sites_of_a_coordinator(top: Path, tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
+    from fedapa.flower.registry import Settings, create
+
+    made = create(tmp_path / "home", Settings(port=1, door=0), [], None, None)
+    made.enrol("hospital-a", tmp_path / "kit")
+    board = Board(top, tmp_path / "home")
+    (site,) = views.overview(board, board.look())["sites"]
+    assert (site["site"], site["state"], site["refusals"]) == ("hospital-a", "unknown", 0)  # nobody answers on port 1
+    assert Board(top).look().sites == ()
+
+
+def test_a_coordinator_that_is_none(fedapa: Call, top: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
+    answer = fedapa("watch", top, "--coordinator", top)
+    assert (answer.code, "is no coordinator" in answer.err) == (2, True)

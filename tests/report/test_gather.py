@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import Make, change
 
 from fedapa.errors import InputError
 from fedapa.report import figures
 from fedapa.run.gather import Gathered, gather
+from made_runs import Make, change
 
 HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
 

@@ -21,15 +21,25 @@ TRIED = 20  # ports after the usual one, where that is taken
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), help=f"The port; default {PORT} or the next that is free.")
 @click.option("--token", envvar="FEDAPA_TOKEN", help="What visitors must bring; made up where one is needed.")
-def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | None, token: str | None) -> None:
+@click.option(
+    "--coordinator",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A coordinator's folder: shows its sites, too.",
+)
+def command(
+    folder: Path | None, show: bool, tui: bool, host: str, port: int | None, token: str | None, coordinator: Path | None
+) -> None:
     """Watch the runs of FOLDER (default: the latest under ./runs) as they go, or look at them when they are over.
 
-    FOLDER is a run, a folder of runs or a sweep. Nothing is ever written to it. The page is for this machine alone
-    unless --host says otherwise; then everybody needs the token in the address that is printed. Ctrl-C ends it.
+    FOLDER is a run, a folder of runs, a sweep or the runs of a federation. Nothing is ever written to it. The page is
+    for this machine alone unless --host says otherwise; then everybody needs the token in the address that is printed.
+    Ctrl-C ends it.
     """
     from fedapa.cli import common
 
     folder = folder or common.newest_out()
+    if coordinator is not None:
+        _check_coordinator(coordinator)
     if tui:
         from fedapa.dashboard import terminal
 
@@ -44,16 +54,24 @@ def command(folder: Path | None, show: bool, tui: bool, host: str, port: int | N
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     server.plotly_file()
-    app = server.make_app(folder, host, token)
+    app = server.make_app(folder, host, token, coordinator=coordinator)
     listener = _listen(host, port)
     address = _address(host, listener.getsockname()[1], token)
-
     click.echo(f"watching {folder} at {address}")
     ui.say("Ctrl-C ends it")
     if show:
         click.launch(address)
     with listener:
         server.Server(app).run(sockets=[listener])
+
+
+def _check_coordinator(folder: Path) -> None:
+    from fedapa.cli.coordinator import require_flower
+
+    require_flower()
+    from fedapa.flower.registry import Coordinator
+
+    Coordinator(folder)
 
 
 def _check_installed() -> None:

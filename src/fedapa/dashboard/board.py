@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fedapa.sweep import cost, store
 from fedapa.sweep.sweep import is_sweep
 
 FRESH = 1.0  # seconds for which nobody looks at the files again
+SITES_FRESH = 5.0  # seconds
 WATCHED = ("run.db", "run.db-wal", CONFIG)
 UNFINISHED = ("running", "cut off", "planned")
 RECENT = 10  # rounds that say how fast a run is now
@@ -69,6 +71,7 @@ class Snapshot:
     version: int
     entries: dict[str, Entry]
     scenarios: list[Scenario]
+    sites: tuple[dict[str, Any], ...] = ()  # of a coordinator: name, state, refusals
 
     def entry(self, name: str) -> Entry:
         """By name alone: whatever else a request says never becomes a path."""
@@ -83,10 +86,12 @@ class Snapshot:
 class Board:
     """One for all viewers. Files are looked at by their times and sizes; run.db is opened for moments, to read only."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, coordinator: Path | None = None) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder", "name a folder of runs; `fedapa run` makes one")
-        self.folder = folder
+        self.folder, self.coordinator = folder, coordinator
+        self._asked = float("-inf")
+        self._sites: tuple[dict[str, Any], ...] = ()
         self._lock = threading.Lock()
         self._looked = float("-inf")
         self._now = Snapshot(0, {}, [])
@@ -114,9 +119,21 @@ class Board:
             name = name_of(path, self.folder)
             entries[name] = _entry(path, name, before.get(name), failures.get(name, ""))
         marks, known = ({name: entry.mark for name, entry in group.items()} for group in (entries, before))
-        if marks != known or self._now.version == 0:
+        sites = self._ask_for_sites()
+        if marks != known or sites != self._now.sites or self._now.version == 0:
             runs = [entry.found for entry in entries.values() if isinstance(entry.found, Run)]
-            self._now = Snapshot(self._now.version + 1, entries, scenarios_of(runs))
+            self._now = Snapshot(self._now.version + 1, entries, scenarios_of(runs), sites)
+
+    def _ask_for_sites(self) -> tuple[dict[str, Any], ...]:
+        """Who takes part, who is online and who was refused; the SuperLink is asked now and then."""
+        if self.coordinator is not None and time.monotonic() - self._asked >= SITES_FRESH:
+            from fedapa.flower.overview import overview
+            from fedapa.flower.registry import Coordinator
+
+            with suppress(InputError):  # a damaged run: what was known of the sites stays
+                self._sites = tuple(overview(Coordinator(self.coordinator), self.folder)["sites"])
+            self._asked = time.monotonic()
+        return self._sites
 
     def _failures(self) -> dict[str, str]:
         if not is_sweep(self.folder):

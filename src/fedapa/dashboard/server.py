@@ -73,8 +73,14 @@ class Poller:
             viewer.put_nowait(None)
 
 
-def make_app(folder: Path, host: str = "127.0.0.1", token: str | None = None, every: float = FRESH) -> Starlette:
-    board = Board(folder)
+def make_app(
+    folder: Path,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    every: float = FRESH,
+    coordinator: Path | None = None,
+) -> Starlette:
+    board = Board(folder, coordinator)
     poller = Poller(board, every)
 
     @asynccontextmanager

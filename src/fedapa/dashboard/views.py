@@ -78,6 +78,7 @@ def overview(board: Board, now: Snapshot) -> View:
         "seconds_left": board.seconds_left(now),
         "runs": [_run_row(entry, now) for entry in now.entries.values()],
         "scenarios": [_scenario(scenario) for scenario in now.scenarios],
+        "sites": now.sites,
     }
 
 

@@ -24,7 +24,9 @@ export function overview(root) {
   const methods = h("div", {});
   const accuracy = panel("Accuracy", controls, curves, notes);
   const comparison = panel("Methods", methods);
-  fill(root, tiles, panel("Runs", grid), accuracy, comparison);
+  const sites = h("div", {});
+  const federation = panel("Sites", sites);
+  fill(root, tiles, federation, panel("Runs", grid), accuracy, comparison);
 
   return (found) => {
     const { query } = here();
@@ -37,6 +39,8 @@ export function overview(root) {
       tile(count("running") ? duration(found.seconds_left) : open.length ? "stopped" : "done", count("running") ? "left, about" : open.length ? "`fedapa resume` goes on" : "nothing left to do"),
       count("failed") + count("unreadable") ? tile(String(count("failed") + count("unreadable")), "failed or unreadable", "see Events") : null,
       ...bestTiles(scenario));
+    federation.hidden = !found.sites.length;
+    fill(sites, siteTable(found.sites));
     fill(grid, runGrid(found, query));
     accuracy.hidden = comparison.hidden = !scenario;
     if (!scenario) return;
@@ -66,6 +70,13 @@ function accuracyAxis(rows) {
   const top = Math.max(...rows.map((row) => row[`${row.evaluated}_best`] ?? 0));
   return here().query.get("zoom") === "top" ? { ...percentAxis, range: [top - 8, top + 0.5] } : percentAxis;
 }
+
+const siteTable = (rows) => table([
+  { key: "site", head: "site", text: true },
+  { key: "state", head: "state", text: true, show: (r) => h("span", { class: `state ${r.state === "online" ? "running" : ""}` }, h("i", { "aria-hidden": "true" }, r.state === "online" ? "●" : "○"), r.state) },
+  { key: "refusals", head: "refusals" },
+  { key: "added", head: "since", text: true, show: (r) => r.added?.slice(0, 10) },
+], rows, { caption: "Sites of the federation" });
 
 const busiest = (found) => {
   const running = found.runs.find((run) => run.state === "running" && run.scenario)?.scenario;
