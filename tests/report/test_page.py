@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import Make, change, make_run
 
 from browser import BROKEN, OVERFLOW, PHONE, REPEATED, WIDE, Looker, address
 from command import Call
 from fedapa.report.page import write
+from made_runs import Make, change, make_run
 
 LOCAL = [[1, 2, 3], [2, 4, 6], [4, 5, 6]]
 NASTY = "<img src=x onerror=alert(1)>"
