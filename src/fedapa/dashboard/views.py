@@ -297,13 +297,37 @@ def course(now: Snapshot, name: str) -> View:
             return {"rounds": []}
         similar = None if counts is None else off_diagonal(similarity(counts))
         moments = [rounds[k] for k in thinned(len(rounds), MOST_MOMENTS)]
-        found = [A for t in moments for _, A in matrices(db, len(people), t)]
-        own = np.array([np.diag(A) for A in found])
-        follows = [] if similar is None else [rank_correlation(off_diagonal(A), similar) for A in found]
-        view = {"rounds": moments, "mean": own.mean(1), "least": own.min(1), "most": own.max(1), "follows": follows}
-        return view if len(found) == len(moments) else {"rounds": []}
+        same = {(key, value) for key, value in ledger.meta(db).items() if key not in ("status", "finished", "reason")}
+        whose = (entry.folder, frozenset(same))
+        found = [_moment(db, whose, t, len(people), similar) for t in moments]
+        if None in found:
+            return {"rounds": []}  # a matrix that has not one row per client
+        keys = ("mean", "least", "most", "follows")
+        view: View = {key: [one[k] for one in found if one] for k, key in enumerate(keys)}
+        return view | {"rounds": moments, "follows": [] if similar is None else view["follows"]}
 
     return _open(entry, read)
+
+
+Whose = tuple[Path, frozenset[tuple[str, str]]]  # a folder, and what its run says of itself
+_moments: dict[tuple[Whose, int], tuple[float, ...]] = {}  # past rounds never change: each is worked out once
+
+
+def _moment(
+    db: sqlite3.Connection, whose: Whose, round: int, clients: int, similar: Floats | None
+) -> tuple[float, ...] | None:
+    """Own weights (mean, least, most) and the rank correlation with similar labels."""
+    key = (whose, round)
+    if key not in _moments:
+        matrix = next((A for _, A in matrices(db, clients, round)), None)
+        if matrix is None:
+            return None
+        if len(_moments) > 10 * MOST_POINTS:
+            _moments.clear()
+        own = np.diag(matrix)
+        follows = float("nan") if similar is None else rank_correlation(off_diagonal(matrix), similar)
+        _moments[key] = float(own.mean()), float(own.min()), float(own.max()), follows
+    return _moments[key]
 
 
 # ---------------------------------------------------------------------------------------------------------- compare

@@ -124,12 +124,12 @@ export function graph(matrix, order, names, low, top, chosen) {
   const edges = [];
   for (const i of order) {
     const others = order.filter((j) => j !== i && matrix[i][j] > 0).sort((a, b) => matrix[i][b] - matrix[i][a]);
-    for (const j of others.slice(0, chosen === i ? 8 : 3)) edges.push([i, j, matrix[i][j]]);
+    for (const j of others.slice(0, chosen === i ? 8 : n <= 40 ? 3 : 1)) edges.push([i, j, matrix[i][j]]);
   }
   const share = (weight) => (weight - low) / Math.max(top - low, 1e-9);
   const buckets = [0.25, 0.5, 0.75, Infinity].map((limit, k) => ({
     type: "scatter", mode: "lines", x: [], y: [], hoverinfo: "skip", showlegend: false, limit, opacity: 0.2 + 0.2 * k,
-    line: { width: 0.6 + 1.1 * k, color: colour(k > 1 ? "one" : "muted") },
+    line: { width: (n <= 40 ? 1 : 0.4) * (0.6 + 1.1 * k), color: colour(k > 1 ? "one" : "muted") },
   }));
   const strong = { ...buckets[3], x: [], y: [], opacity: 1, line: { width: 2.6, color: colour("two") } };
   for (const [i, j, weight] of edges) {

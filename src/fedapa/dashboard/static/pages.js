@@ -286,7 +286,7 @@ export function collaboration(root) {
   const figures = h("div", { class: "pair" },
     box("Who learns from whom", "Row: a client. Column: whose model it takes, and how much. Its own weight is left out.", maps.A),
     box("Labels in common", "The share of labels that two clients have in common. Does the left look like the right?", maps.similar),
-    box("As a graph", "Every client with the three that it takes most from; bright: keeps more of its own. Choose a client to follow it.", maps.graph),
+    box("As a graph", "Every client with the three that it takes most from (of many clients: the one); bright: keeps more of its own. Choose a client to follow it.", maps.graph),
     box("Over the rounds", "Own weight (mean; band: least to most), and how far weights follow similar labels (rank correlation).", maps.course));
   fill(root, controls, message, bar, figures);
   let rounds = [];
