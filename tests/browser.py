@@ -32,13 +32,17 @@ class Looker:
         tab = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         tab.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         tab.on("console", lambda said: self.faults.append(f"console: {said.text}") if said.type in ALARMS else None)
-        tab.on("requestfailed", lambda request: self.faults.append(f"request: {request.url[:80]}"))
+        tab.on("requestfailed", self._failed)
         tab.on("request", lambda request: self._count(request.url, address))
         try:
             tab.goto(address, wait_until="load")
             yield tab
         finally:
             tab.close()
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # given up because the page was left
+            self.faults.append(f"request: {request.url[:80]}")
 
     def _count(self, url: str, address: str) -> None:
         if not url.startswith((address, "data:")):
