@@ -42,11 +42,11 @@ class Looker:
 
     def _failed(self, request: Any) -> None:
         if request.failure != "net::ERR_ABORTED":  # given up because the page was left
-            self.faults.append(f"request: {request.url[:80]}")
+            self.faults.append(f"request: {request.url[-80:]}")
 
     def _count(self, url: str, address: str) -> None:
         if not url.startswith((address, "data:")):
-            self.faults.append(f"asked the network for {url[:80]}")
+            self.faults.append(f"asked the network for {url[-80:]}")
 
 
 ALARMS = ("error", "warning")

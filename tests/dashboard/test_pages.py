@@ -126,15 +126,19 @@ def test_live_updates_reload_and_two_viewers(tmp_path: Path, browser: Looker) ->
             second = browser.browser.new_page()
             second.goto(f"{address}collaboration?run=a")
             second.locator("output", has_text="round 2 of 2 (newest)").wait_for()
+            tab.bring_to_front()  # a browser draws nothing in a tab that is behind another
             writer.play()
             tab.locator("tbody", has_text="3 / 6").wait_for()
+            second.bring_to_front()
             second.locator("output", has_text="round 3 of 3 (newest)").wait_for()
+            tab.bring_to_front()
             tab.reload()
             tab.locator("tbody", has_text="3 / 6").wait_for()
             writer.play(3)
         finally:
             writer.finish()
         tab.locator("tbody", has_text="finished").wait_for()
+        second.bring_to_front()
         second.locator(".controls .state", has_text="finished").wait_for()
         second.close()
         assert faults(browser) == []

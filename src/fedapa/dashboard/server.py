@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from fedapa.dashboard import views
 from fedapa.dashboard.board import FRESH, Board, Snapshot
 from fedapa.dashboard.gate import Gate
-from fedapa.errors import InputError
+from fedapa.errors import FedapaError, InputError
 
 PAGES = ("overview", "clients", "collaboration", "compare", "events", "config")
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -41,20 +42,26 @@ class Poller:
     async def run(self) -> None:
         version = (await asyncio.to_thread(self.board.look)).version  # before the first viewer comes
         while True:
-            if self.viewers:
-                now = await asyncio.to_thread(self.board.look, self.every / 2)
-                if now.version != version:
-                    version = now.version
-                    for viewer in self.viewers:
-                        viewer.put_nowait(version)
+            if self.viewers and (now := await self._look()) is not None and now.version != version:
+                version = now.version
+                for viewer in self.viewers:
+                    viewer.put_nowait(version)
             await asyncio.sleep(self.every)
 
-    async def stream(self, version: int) -> AsyncIterator[str]:
-        """Versions of the folder, the present one first."""
+    async def _look(self) -> Snapshot | None:
+        """A folder that cannot be read at this moment is looked at again in the next one."""
+        try:
+            return await asyncio.to_thread(self.board.look, self.every / 2)
+        except (OSError, sqlite3.Error, FedapaError):
+            return None
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Versions of the folder, the present one first; what changes while we look for that is not missed."""
         heard: asyncio.Queue[int | None] = asyncio.Queue()
         self.viewers.add(heard)
         try:
-            yield f"retry: 1000\ndata: {version}\n\n"
+            now = await asyncio.to_thread(self.board.look)
+            yield f"retry: 1000\ndata: {now.version}\n\n"
             while True:
                 try:
                     news = await asyncio.wait_for(heard.get(), HEARTBEAT)
@@ -94,8 +101,7 @@ def make_app(
     async def stream(request: Request) -> Response:
         if len(poller.viewers) >= MOST_VIEWERS:
             return JSONResponse({"error": "too many viewers"}, 503)
-        now = await asyncio.to_thread(board.look)
-        return StreamingResponse(poller.stream(now.version), media_type="text/event-stream")
+        return StreamingResponse(poller.stream(), media_type="text/event-stream")
 
     def data(view: Callable[[Snapshot, Request], views.View]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:

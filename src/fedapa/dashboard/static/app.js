@@ -69,11 +69,14 @@ let isWaiting = false;
 async function refresh() {
   if (isFilling) { isWaiting = true; return; }
   isFilling = true;
-  do {
-    isWaiting = false;
-    await show(true);
-  } while (isWaiting);
-  isFilling = false;
+  try {
+    do {
+      isWaiting = false;
+      await show(true);
+    } while (isWaiting);
+  } finally {
+    isFilling = false;
+  }
 }
 
 function listen() {
