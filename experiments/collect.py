@@ -5,7 +5,6 @@ A folder may hold the runs of several experiments; each takes those that its fil
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,9 @@ def collect(folder: Path, experiment: Path) -> Path | None:
     rows = [row for row in results.as_dicts(results.load(folder)) if key(row) in names and row["status"] == "finished"]
     if not rows:
         return None
-    lines = [json.dumps(row, default=str) for row in sorted(rows, key=key)]
     path = HERE / "results" / f"{experiment.stem}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
-    return path
+    return results.write_file(path, sorted(rows, key=key))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Experiments load, say how they are run, and their results belong to them."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from fedapa.config.grid import load_scenarios
+from maker import load_maker
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments"
@@ -34,10 +34,5 @@ def test_experiment(path: Path) -> None:
 
 
 def test_the_results_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     current = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert current == module.page(), "run: python docs/make_results.py"
+    assert current == load_maker("make_results").page(), "run: python docs/make_results.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from fedapa.data import sources
 from fedapa.methods.fedapa import FedAPA
 from fedapa.native import available
 from fedapa.run.simulate import make_task
+from maker import load_maker
 
 ROOT = Path(__file__).parents[2]
 native = pytest.mark.skipif(not available()[0], reason=f"the native kernel is not available: {available()[1]}")
@@ -27,12 +27,7 @@ native = pytest.mark.skipif(not available()[0], reason=f"the native kernel is no
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_performance", ROOT / "docs" / "make_performance.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_maker("make_performance")
 
 
 @native

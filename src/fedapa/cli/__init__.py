@@ -34,7 +34,6 @@ VERBS = {
     "bench": "Measure the engines against a plain loop",
     "doctor": "Say what this installation can do",
 }
-FILES = {"export": "take_out"}  # verbs whose file is called otherwise
 INTERRUPTED = 3
 
 
@@ -47,7 +46,7 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        found: click.Command = importlib.import_module(f"fedapa.cli.{FILES.get(name, name)}").command
+        found: click.Command = importlib.import_module(f"fedapa.cli.{name}").command
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

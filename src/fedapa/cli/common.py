@@ -168,7 +168,7 @@ def _note(log: Any) -> str:
 
 
 def print_comparison(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.cli import export
+    from fedapa.cli import formats
     from fedapa.run import results
 
     runs, unreadable = results.survey(out)
@@ -182,7 +182,7 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
         whole = {} if ranks is None else {"ranks": ranks._asdict()}
         ui.dump({"methods": rows, **whole, "runs": results.as_dicts(runs)})
     elif form in ("csv", "latex"):
-        click.echo(export.as_csv(rows) if form == "csv" else export.as_latex(rows), nl=False)
+        click.echo(formats.as_csv(rows) if form == "csv" else formats.as_latex(rows), nl=False)
     else:
         for scenario in dict.fromkeys(row["scenario"] for row in rows):
             ui.show([_readable(row, rival) for row in rows if row["scenario"] == scenario], form, title=scenario)
@@ -191,14 +191,14 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
 
 
 def print_clients(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.cli import export
+    from fedapa.cli import formats
     from fedapa.run import results
 
     rows = results.client_gains(results.load(out), rival)
     if not rows:
         raise InputError(f"nothing in {out} can be compared with {rival}", "run it on the same allocations")
     if form == "csv":
-        click.echo(export.as_csv(rows), nl=False)
+        click.echo(formats.as_csv(rows), nl=False)
     elif form == "latex":
         raise InputError("there is no LaTeX table of clients", "choose --format csv or json")
     else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedapa.data.splits import is_date
 from fedapa.data.tables import Cells, Table, as_number
 
 IDENTIFIER = 0.95  # share of different values from which a column of whole numbers or texts names its row
@@ -97,7 +97,7 @@ def _odd_values(name: str, filled: list[str]) -> list[Warned]:
     texts = [cell for cell, number in zip(filled, numbers, strict=True) if number is None]
     if texts and all(re.fullmatch(r"-?\d+,\d+", text) for text in texts):
         return [Warned(name, "text", f"column '{name}' has decimal commas ('{texts[0]}'): write points")]
-    if texts and all(_is_date(text) for text in texts):
+    if texts and all(is_date(text) for text in texts):
         return [Warned(name, "date", f"column '{name}' holds dates: split by it (split = \"time\") or leave it out")]
     if texts and len(texts) < len(filled) / 2:
         return [Warned(name, "text", f"column '{name}' has text such as '{texts[0]}' among numbers: a missing value?")]
@@ -105,14 +105,6 @@ def _odd_values(name: str, filled: list[str]) -> list[Warned]:
     if not texts and 3 <= len(different) <= 10 and all(n is not None and n.is_integer() for n in numbers):
         return [Warned(name, "codes", f"column '{name}' has {len(different)} whole numbers: codes go under categories")]
     return []
-
-
-def _is_date(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def predictive_power(cells: Cells, labels: Cells) -> float:

@@ -62,11 +62,11 @@ def _moments(times: Cells, where: str) -> npt.NDArray[np.float64]:
     try:
         return np.array([datetime.fromisoformat(time).timestamp() for time in times])
     except ValueError:
-        odd = next(time for time in times if not _is_date(time))
+        odd = next(time for time in times if not is_date(time))
         raise InputError(f"{where}: '{odd}' is not a time", "write times as 2026-11-16, or as numbers") from None
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
     try:
         datetime.fromisoformat(text)
     except ValueError:

@@ -20,7 +20,7 @@ noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,20 +120,15 @@ class Quantised(Wrapped):
         return True
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        coded: Tree = {}
-        for name, leaf in up.items():
-            if not _is_coded(leaf):
-                coded[name] = leaf
-                continue
-            change = _change(down, name, leaf)
+        def code(name: str, change: Tensor) -> Tree:
             low, high = change.min(), change.max()
             levels = 2**self.bits - 1
             place = (change - low) / (high - low).clamp(min=1e-30) * levels
             shift = torch.from_numpy(local.random().random(place.numel(), dtype=np.float32))
             codes = (place + shift).floor().clamp(0, levels).to(torch.int32)
-            coded |= {f"{name}.codes": pack(codes, self.bits), f"{name}.range": torch.stack([low, high])}
-            coded |= _shape(down, name, leaf)
-        return coded
+            return {f"{name}.codes": pack(codes, self.bits), f"{name}.range": torch.stack([low, high])}
+
+        return _each_coded(down, up, code)
 
     def decode(self, down: Tree, up: Tree) -> Tree:
         plain = _uncoded(up)
@@ -154,21 +149,17 @@ class Top(Wrapped):
         return True
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        coded: Tree = {}
-        for name, leaf in up.items():
-            if not _is_coded(leaf):
-                coded[name] = leaf
-                continue
-            kept, change = f"feedback/{name}", _change(down, name, leaf)
+        def code(name: str, change: Tensor) -> Tree:
+            kept = f"feedback/{name}"
             change = change + local.memory.get(kept, torch.zeros_like(change))
             count = max(1, round(self.share * change.numel()))
             places = change.abs().topk(count).indices.sort().values
             left = change.clone()
             left[places] = 0.0
             local.memory = {**local.memory, kept: left}
-            coded |= {f"{name}.places": places.to(torch.int32), f"{name}.values": change[places]}
-            coded |= _shape(down, name, leaf)
-        return coded
+            return {f"{name}.places": places.to(torch.int32), f"{name}.values": change[places]}
+
+        return _each_coded(down, up, code)
 
     def decode(self, down: Tree, up: Tree) -> Tree:
         plain = _uncoded(up)
@@ -243,6 +234,17 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 def _is_coded(leaf: Tensor) -> bool:
     return leaf.is_floating_point() and leaf.numel() >= SMALL
+
+
+def _each_coded(down: Tree, up: Tree, code: Callable[[str, Tensor], Tree]) -> Tree:
+    """What is large enough goes as ``code`` makes it of its change; the rest goes as it is."""
+    coded: Tree = {}
+    for name, leaf in up.items():
+        if _is_coded(leaf):
+            coded |= code(name, _change(down, name, leaf)) | _shape(down, name, leaf)
+        else:
+            coded[name] = leaf
+    return coded
 
 
 def _has_reference(down: Tree, name: str, leaf: Tensor) -> bool:

@@ -225,6 +225,13 @@ def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     return rows
 
 
+def write_file(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A file of results: what ``as_dicts`` says, a line per run."""
+    lines = [json.dumps(row, default=str) for row in rows]
+    path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+    return path
+
+
 def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
     """The other way round."""
     return [_from_dict(row) for row in rows]

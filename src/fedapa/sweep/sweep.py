@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -116,15 +115,15 @@ def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[s
         guesses[name] = (cost.Kind(plans[name].scenario, method), cost.guess(config, method))
     store.plan(list(plans.values()))
     known = store.runs()
-    failed = _catch_up(out, [plans[run["path"]] for run in known if run["path"] in plans], store)
+    failed = _catch_up(out, plans, {run["path"]: run["state"] for run in known}, store)
     seconds = cost.expected(guesses, known)
     return [Job(out / name, plan, seconds[name]) for name, plan in plans.items() if name not in failed], failed
 
 
-def _catch_up(out: Path, plans: list[Planned], store: Store) -> dict[str, str]:
+def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str], store: Store) -> dict[str, str]:
     """Note what happened to runs while nobody looked: finished or cut off in a killed sweep, or damaged."""
-    known, failed = {run["path"]: run["state"] for run in store.runs()}, {}
-    for plan in plans:
+    failed = {}
+    for plan in plans.values():
         try:
             if status(out / plan.path) == "finished":
                 if known[plan.path] != "finished":
@@ -157,7 +156,4 @@ def _keep(out: Path, plan: Planned, store: Store) -> None:
 def write_results(out: Path) -> Path:
     """All finished runs of a sweep as one small JSON file, a line each."""
     runs = [run for run in results.load(out) if run.status == "finished"]
-    lines = [json.dumps(row, default=str) for row in results.as_dicts(runs)]
-    path = out / RESULTS
-    path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
-    return path
+    return results.write_file(out / RESULTS, results.as_dicts(runs))

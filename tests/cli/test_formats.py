@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from command import Call
-from fedapa.cli import export
+from fedapa.cli import formats
 
 
 def row(method: str, last: float, sd: float | None = None, scenario: str = "") -> dict[str, Any]:
@@ -16,7 +16,7 @@ def row(method: str, last: float, sd: float | None = None, scenario: str = "") -
 
 
 def test_csv_has_every_number() -> None:
-    text = export.as_csv([row("local", 80.123456), row("fedapa", 81.0) | {"gain": None}])
+    text = formats.as_csv([row("local", 80.123456), row("fedapa", 81.0) | {"gain": None}])
     one, two = csv.DictReader(io.StringIO(text))
     assert (one["after_last"], one["clients_gain"], one["clients_lose"]) == ("80.123456", "1", "3")
     assert (two["method"], two["clients_gain"]) == ("fedapa", "")
@@ -24,7 +24,7 @@ def test_csv_has_every_number() -> None:
 
 def test_latex_by_hand() -> None:
     rows = [row("local", 80.0, 0.5, "a"), row("my_method", 81.5, None, "a"), row("local", 70.0, None, "b & c")]
-    assert export.as_latex(rows).splitlines() == [
+    assert formats.as_latex(rows).splitlines() == [
         r"% needs \usepackage{booktabs}",
         r"\begin{tabular}{lrr}",
         r"\toprule",
