@@ -107,6 +107,24 @@ def test_a_process_killed_while_it_made_the_file_leaves_a_planned_run(tmp_path: 
     assert folder.status(tmp_path) == "finished"
 
 
+def test_a_transaction_cut_off_by_a_kill_is_rolled_back_by_whoever_reads(run: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    whole = tmp_path / "whole.db"
+    whole.write_bytes(run.read_bytes())
+    with closing(sqlite3.connect(whole)) as db:
+        db.execute("PRAGMA cache_size=1")  # it has to write before it commits
+        db.executemany("INSERT INTO meta VALUES (?, ?)", [(f"half-written {i}", "x" * 500) for i in range(500)])
+        for file in tmp_path.glob("whole.db*"):  # what lies on the disk at this moment
+            (killed / file.name.replace("whole", "run")).write_bytes(file.read_bytes())
+        db.rollback()
+    assert (killed / "run.db-journal").stat().st_size > 0
+    assert (killed / "run.db").stat().st_size > whole.stat().st_size
+    assert ledger.is_begun(killed / "run.db")
+    with ledger.reading(killed / "run.db") as mine, ledger.reading(whole) as untouched:
+        assert ledger.meta(mine) == ledger.meta(untouched)
+
+
 def test_a_missing_ledger(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"), ledger.reading(tmp_path / "run.db"):
         pass

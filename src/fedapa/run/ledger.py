@@ -132,13 +132,32 @@ def _client_row(log: RoundLog, i: int) -> tuple[Any, ...]:
 # -------------------------------------------------------------------------------------------------------- reading
 
 
+def read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, after what a killed process left half-written was rolled back."""
+    address = f"{path.absolute().as_uri()}?mode="
+    db = sqlite3.connect(address + "ro", uri=True)
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError as error:
+        db.close()
+        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+            raise
+        with closing(sqlite3.connect(address + "rw", uri=True)) as writer:
+            writer.execute("SELECT count(*) FROM sqlite_master")
+        return sqlite3.connect(address + "ro", uri=True)
+    except sqlite3.DatabaseError:
+        db.close()
+        raise
+    return db
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only view of a finished or running run."""
     if not path.is_file():
         raise InputError(f"{path} does not exist", "name a run folder; `fedapa run` makes one")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(read_only(path)) as db:
             db.execute("SELECT 1 FROM meta LIMIT 1")
             yield db
     except sqlite3.DatabaseError as error:
@@ -150,7 +169,7 @@ def is_begun(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(read_only(path)) as db:
             return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.DatabaseError:
         return True  # damaged rather than empty: whoever reads it says so

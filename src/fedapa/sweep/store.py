@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedapa.errors import InputError, RunError
-from fedapa.run import results
+from fedapa.run import ledger, results
 
 NAME = "sweep.db"
 PATIENCE = 60  # seconds that a writer waits for another one
@@ -85,7 +85,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """The runs of a sweep for somebody who only looks."""
     path = folder / NAME
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(ledger.read_only(path)) as db:
             return _runs(db)
     except sqlite3.Error as error:
         raise InputError(f"cannot read {path}: {error}", "is it damaged?") from error
