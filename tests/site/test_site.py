@@ -178,7 +178,7 @@ def test_dry_run_lists_what_would_leave(fedapa: Call, tmp_path: Path) -> None:
     assert "alone, 33 train and 11 test rows: accuracy" in answer.out
     wire.check(agreed, "fedapa", {"theta": torch.zeros(theta)})
     several = fedapa("site", "dry-run", config)
-    assert (several.code, "--site one of north, south" in several.err) == (2, True)
+    assert (several.code, "--site one of 'north', 'south'" in several.err) == (2, True)
     nothing = fedapa("site", "dry-run", config, "--site", "south", "--method", "local")
     assert "nothing leaves with local" in nothing.out
 

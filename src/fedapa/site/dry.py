@@ -66,7 +66,7 @@ def _place(data: Federated, site: str | None) -> int:
         return 0
     if site not in names:
         said = f"there is no site '{site}'" if site else f"this config has {len(names)} sites"
-        raise InputError(said, f"--site one of {', '.join(names)}")
+        raise InputError(said, f"--site one of {', '.join(map(repr, names))}")
     return names.index(site)
 
 
