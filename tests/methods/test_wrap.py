@@ -30,7 +30,7 @@ def toolbox(memory: dict[str, torch.Tensor] | None = None, round: int = 0) -> Lo
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised"])
+@pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised", "local+noised"])
 def test_law(name: str, law: str) -> None:
     LAWS[law](Case(make(name)))
 

@@ -185,6 +185,8 @@ class Noised(Wrapped):
                     "noised uploads are known for methods that send models back: fedavg, fedper, fedapa, ...",
                 )
         changes = {name: _change(down, name, leaf) for name, leaf in up.items() if name != "n"}
+        if not changes:
+            return up
         total = torch.stack([change.norm() for change in changes.values()]).norm()
         scale, random = (self.norm / total.clamp(min=1e-30)).clamp(max=1.0), local.random()
         noised = {
