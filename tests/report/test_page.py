@@ -106,6 +106,12 @@ def test_figures_are_files_too_and_those_that_cannot_be_drawn_say_why(fedapa: Ca
         assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"<?xml")
 
 
+def test_weights_between_very_many_clients_are_not_drawn(fedapa: Call, make: Make) -> None:
+    run = make("fedapa-seed0", "fedapa", [[5] * 401], weights=True)
+    assert fedapa("report", run).code == 0
+    assert "between more than 400 clients is not drawn" in (run / "report.html").read_text(encoding="utf-8")
+
+
 def test_only_broken_runs_still_give_a_page(fedapa: Call, tmp_path: Path) -> None:
     broken = tmp_path / "runs" / "latest" / "broken"
     broken.mkdir(parents=True)

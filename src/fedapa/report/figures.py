@@ -11,7 +11,17 @@ from fedapa.data.inspect import draw_bubbles, ticks
 from fedapa.report import drawing
 from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
 from fedapa.run import results
-from fedapa.run.gather import Curve, Floats, Run, Scenario, class_names, label_counts, mean_curve, title_of
+from fedapa.run.gather import (
+    LARGEST_MATRIX,
+    Curve,
+    Floats,
+    Run,
+    Scenario,
+    class_names,
+    label_counts,
+    mean_curve,
+    title_of,
+)
 from fedapa.run.likeness import Index, clustered, off_diagonal, rank_correlation, similarity
 
 if TYPE_CHECKING:
@@ -330,6 +340,8 @@ def watched(scenario: Scenario) -> Run | None:
 def weights(scenario: Scenario) -> Drawn:
     """A at a few rounds, and beside it how similar the clients' labels are; all in the same order of clients."""
     run = watched(scenario)
+    if run is None and any(len(run.clients) > LARGEST_MATRIX for run in scenario.runs):
+        return f"A matrix of weights between more than {LARGEST_MATRIX} clients is not drawn."
     if run is None:
         return "No run recorded a matrix of weights (FedAPA and FedAMP do)."
     counts = label_counts(run.clients)
