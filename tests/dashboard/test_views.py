@@ -77,6 +77,9 @@ def test_weights_of_a_round_and_the_nearest(top: Path) -> None:
     # Clients 0 and 1 share one of their two labels, 0 and 2 none: 0, 1, 2 or the other way round.
     assert view["similar"] == [[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]]
     assert view["order"][1] == 1
+    again = views.weights(now, "fedapa-seed0", 2, known=view["like"])  # what is known is not sent again
+    assert (again["round"], again.keys() & {"similar", "order"}) == (2, set())
+    assert "similar" in views.weights(now, "fedapa-seed0", 2, known="of another run")
     course = views.plain(views.course(now, "fedapa-seed0"))
     assert (course["rounds"], course["mean"]) == ([1, 2], [1.0, 0.9])
     assert views.weights(now, "local-seed0", None)["rounds"] == []
@@ -195,6 +198,14 @@ def test_numbers_become_json() -> None:
     assert found == {"a": [1.0, None], "2": [3, None, "x", None, True]}
     assert views.thinned(3) == [0, 1, 2]
     assert views.thinned(1000, 3) == [0, 500, 999]
+
+
+def test_moments_stay_the_same_as_rounds_come() -> None:
+    assert views.landmarks([1, 2, 3], 4) == [1, 2, 3]
+    assert views.landmarks([1, 2, 3, 4, 5, 6], 4) == [1, 3, 5, 6]
+    before, after = (views.landmarks(list(range(1, n))) for n in (500, 501))
+    assert len(after) <= views.MOST_MOMENTS
+    assert set(before[:-1]) <= set(after)  # all but the newest were worked out before
 
 
 def test_the_terminal_shows_the_same(top: Path) -> None:

@@ -117,7 +117,9 @@ def make_app(
         "overview": lambda now, request: views.overview(board, now),
         "clients": lambda now, request: views.clients(now, _run(request)),
         "client": lambda now, request: views.client(now, _run(request), _number(request, "client") or 0),
-        "weights": lambda now, request: views.weights(now, _run(request), _number(request, "round")),
+        "weights": lambda now, request: views.weights(
+            now, _run(request), _number(request, "round"), request.query_params.get("like", "")
+        ),
         "course": lambda now, request: views.course(now, _run(request)),
         "compare": lambda now, request: views.compare(
             now, request.query_params.getlist("run"), request.query_params.get("against", "local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sqlite3
 import tomllib
@@ -47,6 +48,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f" and np.isfinite(value).all():  # a matrix at once: numbers one by one take 20 times as long
+            return value.round(5).tolist()
         return plain(value.tolist())
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
@@ -60,6 +63,14 @@ def plain(value: Any) -> Any:
 def thinned(n: int, most: int = MOST_POINTS) -> list[int]:
     """Places of at most ``most`` of n things, the first and the last among them."""
     return list(range(n)) if n <= most else sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})
+
+
+def landmarks(values: Sequence[int], most: int = MOST_MOMENTS) -> list[int]:
+    """Every 2nd, 4th, 8th ... value and the last: as more come, the chosen ones stay, and nothing is worked out anew."""
+    step = 1
+    while len(values) > step * (most - 1):
+        step *= 2
+    return sorted({*values[::step], *values[-1:]})
 
 
 # --------------------------------------------------------------------------------------------------------- overview
@@ -250,13 +261,14 @@ def _weights_over_rounds(db: sqlite3.Connection, people: Sequence[Client], i: in
 # ---------------------------------------------------------------------------------------------------- collaboration
 
 
-def weights(now: Snapshot, name: str, round: int | None) -> View:
-    """A in one round (the last where none is named), and who is like whom."""
+def weights(now: Snapshot, name: str, round: int | None, known: str = "") -> View:
+    """A in one round (the last where none is named), and who is like whom unless that is ``known``."""
     entry = now.entry(name)
 
     def read(db: sqlite3.Connection) -> View:
         people, rounds = clients_of(db), weight_rounds(db)
         likeness = _likeness(tuple(people))
+        likeness = {"like": known} if known == likeness["like"] else likeness
         if not rounds:
             return {"rounds": [], "names": [client.name for client in people], **likeness}
         if len(people) > LARGEST_MATRIX:
@@ -279,11 +291,11 @@ def weights(now: Snapshot, name: str, round: int | None) -> View:
 
 @lru_cache(maxsize=8)
 def _likeness(people: tuple[Client, ...]) -> View:
-    counts = label_counts(people)
+    counts, like = label_counts(people), hashlib.sha256(repr(people).encode()).hexdigest()[:16]
     if counts is None or len(people) > LARGEST_MATRIX:
-        return {"similar": None, "order": list(range(len(people)))}
+        return {"like": like, "similar": None, "order": list(range(len(people)))}
     similar = similarity(counts)
-    return {"similar": similar.round(3), "order": clustered(similar).tolist()}
+    return {"like": like, "similar": similar.round(3), "order": clustered(similar).tolist()}
 
 
 def course(now: Snapshot, name: str) -> View:
@@ -296,7 +308,7 @@ def course(now: Snapshot, name: str) -> View:
         if not rounds or len(people) > LARGEST_MATRIX:
             return {"rounds": []}
         similar = None if counts is None else off_diagonal(similarity(counts))
-        moments = [rounds[k] for k in thinned(len(rounds), MOST_MOMENTS)]
+        moments = landmarks(rounds)
         same = {(key, value) for key, value in ledger.meta(db).items() if key not in ("status", "finished", "reason")}
         whose = (entry.folder, frozenset(same))
         found = [_moment(db, whose, t, len(people), similar) for t in moments]

@@ -1,5 +1,5 @@
 // Which page is shown, when it is filled again, keys and theme.
-import { purge, redraw } from "./charts.js";
+import { fetchAhead, purge, redraw } from "./charts.js";
 import { Gone, PAGES, address, adjust, empty, fill, get, go, h, here, trouble } from "./dom.js";
 import * as pages from "./pages.js";
 
@@ -39,6 +39,7 @@ async function show(isNews = false) {
     }
     await update(found);
     if (mine === turn) document.querySelector(".toast")?.remove();
+    if (!root.dataset.version) performance.mark("filled");
     root.dataset.version = found.version;
   } catch (error) {
     if (mine !== turn) return;
@@ -66,14 +67,15 @@ function say(word) {
 // News arrive faster than pages can be filled: one filling at a time, and one more if something came meanwhile.
 let isFilling = false;
 let isWaiting = false;
+let told = null; // the version that the server spoke of last
 async function refresh() {
-  if (isFilling) { isWaiting = true; return; }
+  if (isFilling || (document.hidden && found)) { isWaiting = true; return; } // nobody looks: later is soon enough
   isFilling = true;
   try {
     do {
       isWaiting = false;
       await show(true);
-    } while (isWaiting);
+    } while (isWaiting && found?.version !== told);
   } finally {
     isFilling = false;
   }
@@ -81,20 +83,24 @@ async function refresh() {
 
 function listen() {
   const stream = new EventSource("/api/stream");
-  let version = null;
+  let isLost = false;
   stream.onopen = () => say("live");
   stream.onmessage = ({ data }) => {
     say("live");
-    if (version !== data || !found) refresh();
-    version = data;
+    told = Number(data);
+    if (isLost || found?.version !== told) refresh();
+    isLost = false;
   };
   stream.onerror = () => {
     say("lost");
-    version = null;
+    isLost = true; // another server may count from one again
+    told = null;
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
   addEventListener("pagehide", () => stream.close());
 }
+
+document.addEventListener("visibilitychange", () => { if (!document.hidden && isWaiting && !isFilling) refresh(); });
 
 // ----------------------------------------------------------------------------------------------------- moving about
 
@@ -152,4 +158,6 @@ for (const query of ["(prefers-color-scheme: dark)", "(max-width: 699px)"]) matc
 
 wear(theme());
 showTabs();
+refresh();
 listen();
+if (!["events", "config"].includes(here().page)) fetchAhead();

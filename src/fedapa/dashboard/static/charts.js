@@ -1,10 +1,19 @@
 // Charts with plotly.js; loaded after the words and tables are there. Colours follow the page's theme.
 
+const LIBRARY = "/static/plotly.js";
+
+// Brought early, run late: running it holds everything else up for a while.
+export function fetchAhead() {
+  const link = document.createElement("link");
+  Object.assign(link, { rel: "preload", as: "script", href: LIBRARY, fetchPriority: "low" });
+  document.head.append(link);
+}
+
 let loading;
 function library() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = "/static/plotly.js";
+    script.src = LIBRARY;
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => reject(new Error("plotly.js did not load"));
     document.head.append(script);
@@ -18,17 +27,23 @@ export const literal = (text) => String(text).replaceAll("&", "&amp;").replaceAl
 export const short = (text, most = 22) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 export const isNarrow = () => window.innerWidth < 700;
 
+let turn = Promise.resolve();
 const drawn = new Map(); // element: what it shows, to draw it again in another theme
 
+// Traces and layout, or functions that make them for the theme of the moment; `traces` may make both at once.
 export async function draw(node, traces, layout, words) {
   drawn.set(node, [traces, layout, words]);
   const plotly = await library();
+  await (turn = turn.then(() => new Promise((next) => setTimeout(next)))); // what is drawn is seen before the next one is
   if (!node.isConnected || drawn.get(node)?.[0] !== traces) return;
   node.setAttribute("role", "img");
   node.setAttribute("aria-label", words);
-  await plotly.react(node, typeof traces === "function" ? traces() : traces, dressed(typeof layout === "function" ? layout() : layout), {
+  const made = typeof traces === "function" ? traces() : traces;
+  const given = typeof layout === "function" ? layout() : layout;
+  await plotly.react(node, made.traces ?? made, dressed(given ?? made.layout), {
     displayModeBar: false, responsive: true, showTips: false,
   });
+  if (!node.dataset.drawn) performance.mark("drawn");
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
 
@@ -105,7 +120,7 @@ export function heat(matrix, order, names, low, top, what) {
     layout: {
       xaxis: ticks(texts, { side: "bottom", constrain: "domain", showgrid: false, zeroline: false, tickangle: -90 }),
       yaxis: ticks(texts, { autorange: "reversed", scaleanchor: "x", constrain: "domain", showgrid: false, zeroline: false }),
-      margin: { l: 40, r: 8, t: 6, b: 40 },
+      margin: { l: 56, r: 8, t: 6, b: 56 },
     },
   };
 }
@@ -113,7 +128,7 @@ export function heat(matrix, order, names, low, top, what) {
 function ticks(texts, extra) {
   const step = Math.ceil(texts.length / (isNarrow() ? 14 : 25));
   const tickvals = texts.map((_, k) => k).filter((k) => k % step === 0);
-  return { ...extra, tickvals, ticktext: tickvals.map((k) => texts[k]), tickfont: { size: 9 } };
+  return { ...extra, tickvals, ticktext: tickvals.map((k) => texts[k]), tickfont: { size: 9 }, automargin: false };
 }
 
 // Clients on a circle, similar ones side by side; the strongest weights of each as lines, thicker for more.
@@ -152,7 +167,7 @@ export function graph(matrix, order, names, low, top, chosen) {
     hovertext: order.map((i, k) => `<b>${literal(names[i])}</b> keeps ${own[k].toFixed(3)}<br>takes from ${sources[k].join(", ") || "nobody"}`),
     hovertemplate: "%{hovertext}<extra></extra>",
   };
-  const bare = { visible: false, range: [-1.28, 1.28], fixedrange: true };
+  const bare = { visible: false, range: [-1.28, 1.28], automargin: false };
   return {
     traces: [...buckets, strong, nodes].map(({ limit, ...trace }) => trace),
     layout: { xaxis: bare, yaxis: { ...bare, scaleanchor: "x" }, margin: { l: 0, r: 0, t: 0, b: 0 }, showlegend: false },

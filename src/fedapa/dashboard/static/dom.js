@@ -20,7 +20,7 @@ export function fill(node, ...children) {
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 export const number = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "–");
-export const whole = (value) => (isNumber(value) ? Math.round(value).toLocaleString("en") : "–");
+export const whole = (value) => (isNumber(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",") : "–");
 export const signed = (value, digits = 2) =>
   isNumber(value) ? (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits) : "–";
 export const sureness = (p) => (!isNumber(p) ? "" : p < 0.001 ? "p < 0.001" : `p ${p.toFixed(3)}`);

@@ -189,14 +189,15 @@ export function clients(root) {
     const run = chosenRun(found);
     if (!run) return fill(list, noRun(found));
     fill(controls, runPicker(found, run), h("span", {}, state(run.state)), progress(run));
-    const view = await get("clients", { run: run.name });
-    if (view.trouble) { fill(detail); return fill(list, trouble(view.trouble)); }
     const { query } = here();
     const chosen = query.has("client") ? Number(query.get("client")) : null;
+    const closely = chosen ?? (isNarrow() ? null : 0);
+    const [view, one] = await Promise.all([get("clients", { run: run.name }), closely == null ? null : get("client", { run: run.name, client: closely })]);
+    if (view.trouble) { fill(detail); return fill(list, trouble(view.trouble)); }
     update.rows = sorted(view.clients, query.get("sort"));
     fill(list, view.clients.length ? h("p", { class: "quiet" }, view.round ? `After round ${view.round}. Choose a client to see it closely.` : "No evaluated round yet.") : empty("This run has not described its clients yet."),
       clientTable(view.clients, chosen, query.get("sort")));
-    await showClient(run, chosen ?? (isNarrow() ? null : view.clients[0]?.client));
+    showClient(run, view.clients.length ? one : null);
   }
   update.step = (by) => {
     const rows = update.rows ?? [];
@@ -205,16 +206,15 @@ export function clients(root) {
     if (next) adjust({ client: next.client });
   };
 
-  async function showClient(run, i) {
-    if (i == null) { shown = null; return fill(detail); }
-    const one = await get("client", { run: run.name, client: i });
+  function showClient(run, one) {
+    if (!one) { shown = null; return fill(detail); }
     if (one.trouble) { shown = null; return fill(detail, trouble(one.trouble)); }
-    if (shown !== `${run.name} ${i}`) {
+    if (shown !== `${run.name} ${one.client}`) {
       charts = { title: h("h2", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }) };
       fill(detail, h("section", { class: "panel" }, charts.title, charts.facts,
         h("h3", {}, "Accuracy"), charts.curve, h("h3", {}, "Train samples of every class"), charts.labels,
         h("h3", {}, "Whose model it takes, round by round"), charts.weights, charts.none, h("h3", {}, "Sent and received"), charts.bytes));
-      shown = `${run.name} ${i}`;
+      shown = `${run.name} ${one.client}`;
       if (isNarrow() && here().query.has("client")) detail.scrollIntoView({ block: "start" });
     }
     charts.title.textContent = `Client ${one.name}`;
@@ -293,6 +293,8 @@ export function collaboration(root) {
   let timer = null;
   let view = null;
   let follow = null;
+  let likeness = null; // the same in every round: sent once
+  let shownLikeness = null;
   const cache = new Map();
 
   const hasWeights = (run) => run.has_weights;
@@ -330,20 +332,23 @@ export function collaboration(root) {
   async function moment(run, wanted, version) {
     const key = `${run.name} ${wanted ?? `newest ${version}`}`;
     if (cache.size > 60) cache.clear();
-    if (!cache.has(key) || cache.get(key).version !== version) cache.set(key, { ...(await get("weights", { run: run.name, round: wanted })), version });
+    if (!cache.has(key) || cache.get(key).version !== version) {
+      const found = await get("weights", { run: run.name, round: wanted, like: likeness?.like });
+      if (found.order) likeness = { like: found.like, similar: found.similar, order: found.order };
+      cache.set(key, { ...likeness, ...found, version });
+    }
     return cache.get(key);
   }
 
   function show() {
     const order = here().query.get("order") === "number" ? view.order.map((_, k) => k).sort((a, b) => a - b) : view.order;
     const now = view;
-    const A = () => heat(now.A, order, now.names, now.low, now.top, "weight");
-    draw(maps.A, () => A().traces, () => A().layout, `Weights of round ${now.round}`);
-    const S = () => heat(now.similar, order, now.names, 0, 1, "labels in common");
+    draw(maps.A, () => heat(now.A, order, now.names, now.low, now.top, "weight"), null, `Weights of round ${now.round}`);
+    const which = `${now.like} ${order}`;
     maps.similar.parentElement.hidden = !now.similar;
-    if (now.similar) draw(maps.similar, () => S().traces, () => S().layout, "Labels that clients have in common");
-    const G = () => graph(now.A, order, now.names, now.low, now.top, follow);
-    draw(maps.graph, () => G().traces, () => G().layout, `Graph of the strongest weights of round ${now.round}`).then(() => {
+    if (now.similar && which !== shownLikeness) draw(maps.similar, () => heat(now.similar, order, now.names, 0, 1, "labels in common"), null, "Labels that clients have in common");
+    shownLikeness = which;
+    draw(maps.graph, () => graph(now.A, order, now.names, now.low, now.top, follow), null, `Graph of the strongest weights of round ${now.round}`).then(() => {
       if (maps.graph.on && !maps.graph.dataset.heard) {
         maps.graph.dataset.heard = "yes";
         maps.graph.on("plotly_click", (event) => {
