@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
@@ -28,6 +29,7 @@ from fedapa.errors import FedapaError, InputError
 PAGES = ("overview", "clients", "collaboration", "compare", "events", "config")
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = ("app.css", "app.js", "charts.js", "dom.js", "pages.js", "icon.svg")
+SHARE = 0.01  # of one core: what looking at files that change all the time may take at most
 HEARTBEAT = 15.0  # seconds; a line that keeps the connection open
 MOST_VIEWERS = 64
 
@@ -42,18 +44,21 @@ class Poller:
     async def run(self) -> None:
         version = (await asyncio.to_thread(self.board.look)).version  # before the first viewer comes
         while True:
-            if self.viewers and (now := await self._look()) is not None and now.version != version:
-                version = now.version
-                for viewer in self.viewers:
-                    viewer.put_nowait(version)
-            await asyncio.sleep(self.every)
+            spent = 0.0
+            if self.viewers:
+                now, spent = await asyncio.to_thread(self._look)
+                if now is not None and now.version != version:
+                    version = now.version
+                    for viewer in self.viewers:
+                        viewer.put_nowait(version)
+            await asyncio.sleep(max(self.every, spent / SHARE))
 
-    async def _look(self) -> Snapshot | None:
-        """A folder that cannot be read at this moment is looked at again in the next one."""
-        try:
-            return await asyncio.to_thread(self.board.look, self.every / 2)
-        except (OSError, sqlite3.Error, FedapaError):
-            return None
+    def _look(self) -> tuple[Snapshot | None, float]:
+        """And how long that took; a folder that cannot be read at this moment is looked at again in the next one."""
+        began, now = time.thread_time(), None
+        with suppress(OSError, sqlite3.Error, FedapaError):
+            now = self.board.look(self.every / 2)
+        return now, time.thread_time() - began
 
     async def stream(self) -> AsyncIterator[str]:
         """Versions of the folder, the present one first; what changes while we look for that is not missed."""

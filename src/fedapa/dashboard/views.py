@@ -48,7 +48,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        if value.dtype.kind == "f" and np.isfinite(value).all():  # a matrix at once: numbers one by one take 20 times as long
+        if (
+            value.dtype.kind == "f" and np.isfinite(value).all()
+        ):  # a matrix at once: numbers one by one take 20 times as long
             return value.round(5).tolist()
         return plain(value.tolist())
     if isinstance(value, list | tuple):
