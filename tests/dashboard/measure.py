@@ -1,14 +1,14 @@
-"""Run by hand: python tests/dashboard/measure.py [paint] [server] [all]. What watching costs, on 500 rounds and 100 clients.
+"""What watching 500 rounds of 100 clients costs. By hand: python tests/dashboard/measure.py [paint] [server] [all]
 
 paint   how soon pages are there, and what they take in the browser
 server  how much slower a real training run on all cores gets while two viewers are connected that ask for what the
         pages ask for and draw nothing: what the server and its readers of run.db cost
 all     the same with two pages open in Chromium on this machine: drawing takes the same cores
 
-Training is Fashion-MNIST (FEDAPA_DATA) with LeNet-5, every client in every round, so that rounds are alike. Stretches with
-and without viewers follow each other; each with viewers is compared with the two around it, and so is every other one
-without, which says how much the machine varies by itself. Clock: all that happens to a round, also by other programs;
-cores: its own processor time; writing: the transaction in run.db.
+Training is Fashion-MNIST (FEDAPA_DATA) with LeNet-5, every client in every round, so that rounds are alike. Stretches
+with and without viewers follow each other; each with viewers is compared with the two around it, and so is every other
+one without, which says how much the machine varies by itself. Clock: all that happens to a round, also by other
+programs; cores: its own processor time; writing: the transaction in run.db.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,7 +126,7 @@ def _private(browser: int) -> float:
 
 
 def train(folder: Path) -> None:
-    """A real run, as `fedapa run` does it, whose ledger has many rounds before the first; tells when each round ends."""
+    """A real run, as `fedapa run` does it, whose ledger has many rounds before the first; tells how rounds end."""
     from fedapa.config.experiment import execute, lay_out
     from fedapa.config.load import load
     from fedapa.run.ledger import Ledger
@@ -205,19 +206,16 @@ def slow_down(folder: Path, open_viewers: Callable[[str, ExitStack], list[int]])
     finally:
         training.stop()
     print(f"{len(beside)} stretches of {STRETCH} rounds with two viewers, each between two without")
-    for name, without, together in zip(Round._fields, zip(*alone, strict=True), zip(*beside, strict=True), strict=True):
+    for name in Round._fields:
+        without, together = ([getattr(one, name) for one in group] for group in (alone, beside))
         print(
             f"{name}: {statistics.mean(without):.4f} s per round without viewers, {statistics.mean(together):.4f} with"
         )
-        neighbours = [(a + b) / 2 for a, b in zip(without, without[1:], strict=False)]
-        print(f"  with them {_change(together, neighbours)}")
-        print(f"  the same for every other stretch without {_change(without[1:-1:2], neighbours_of(without)[::2])}")
+        print(f"  with them {_change(together, [(a + b) / 2 for a, b in pairwise(without)])}")
+        around = [(a + b) / 2 for a, b in zip(without, without[2:], strict=False)]
+        print(f"  the same for every other stretch without {_change(without[1:-1:2], around[::2])}")
     for name, seconds in spent.items():
         print(f"{name}: {100 * seconds / watching:.1f} % of one core")
-
-
-def neighbours_of(values: Sequence[float]) -> list[float]:
-    return [(a + b) / 2 for a, b in zip(values, values[2:], strict=False)]
 
 
 def _change(values: Sequence[float], bases: Sequence[float]) -> str:
@@ -231,6 +229,7 @@ def plain_viewers(address: str, stack: ExitStack) -> list[int]:
     for page in ("overview", "collaboration"):
         viewer = PlainViewer(address.split("/")[2], page)
         stack.callback(viewer.stop)
+    time.sleep(1)
     return []
 
 
@@ -238,7 +237,6 @@ class PlainViewer(threading.Thread):
     def __init__(self, host: str, page: str) -> None:
         super().__init__(daemon=True)
         self.host, self.page, self.like, self.is_over = host, page, "", False
-        self.asking = http.client.HTTPConnection(host)
         self.start()
 
     def run(self) -> None:
@@ -257,8 +255,9 @@ class PlainViewer(threading.Thread):
             self._get(f"course?run={RUN}")
 
     def _get(self, what: str) -> bytes:
-        self.asking.request("GET", f"/api/{what}")
-        return self.asking.getresponse().read()
+        asking = http.client.HTTPConnection(self.host)
+        asking.request("GET", f"/api/{what}")
+        return asking.getresponse().read()
 
     def stop(self) -> None:
         """Rounds end every second: it hears of it."""

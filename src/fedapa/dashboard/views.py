@@ -48,9 +48,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        if (
-            value.dtype.kind == "f" and np.isfinite(value).all()
-        ):  # a matrix at once: numbers one by one take 20 times as long
+        if value.dtype.kind == "f" and np.isfinite(value).all():  # at once: one by one takes ten times as long
             return value.round(5).tolist()
         return plain(value.tolist())
     if isinstance(value, list | tuple):
@@ -68,7 +66,7 @@ def thinned(n: int, most: int = MOST_POINTS) -> list[int]:
 
 
 def landmarks(values: Sequence[int], most: int = MOST_MOMENTS) -> list[int]:
-    """Every 2nd, 4th, 8th ... value and the last: as more come, the chosen ones stay, and nothing is worked out anew."""
+    """Every 2nd, 4th, 8th ... value and the last: as more come, those stay, and nothing is worked out anew."""
     step = 1
     while len(values) > step * (most - 1):
         step *= 2
