@@ -4,12 +4,14 @@ import os
 import shutil
 import ssl
 from base64 import b64encode
+from dataclasses import replace
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from federation import Federation, fedapa, wait
+from fleet import client_digests, in_process, server_digest
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -19,10 +21,16 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from recorder import Call, Recorder
 
+from fedapa.core.tree import digest
 from fedapa.flower import certificates, processes, serving
+from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.kit import read_kit, write_kit
 from fedapa.flower.registry import Coordinator
 from fedapa.flower.session import Control
+from fedapa.flower.transport import _from_record
+from fedapa.run import checkpoint, ledger
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
@@ -35,6 +43,9 @@ RUNTIME = ("acquire-task", "pull-task-input", "push-messages", "get-nodes")
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     made = Federation(tmp_path_factory.mktemp("house"), door=processes.free_port())
+    for share, name in enumerate(("birch", "cedar")):  # the two that take part for real, as the only ones
+        kit = made.folder / "kits" / name
+        write_kit(kit, replace(read_kit(kit), share=share))
     try:
         made.spawn("coordinator", "start")
         wait(lambda: all(site.node for site in Coordinator(made.folder / "coordinator").members()), 240, 1.0)
@@ -197,6 +208,55 @@ def test_an_old_message_with_a_new_date_is_refused(house, coordinator):
     with pytest.raises(httpx.HTTPStatusError) as refused:
         caller(coordinator, forged).PullMessages(PullMessagesRequest(node=Node(node_id=node_of(coordinator, "amber"))))
     assert refused.value.response.status_code == 401
+
+
+UPLOAD = ("push-messages", "push-object", "confirm-message-received")
+
+
+def test_repeated_byte_for_byte_an_upload_changes_nothing(house, coordinator):
+    """Somebody inside the TLS connection repeats all that a site ever sent, between its calls and, once, in the middle
+    of an upload. That one is held up and asked for again; the run is the undisturbed one, bit for bit."""
+    tape = Recorder(coordinator)
+    answers, held, repeated = list[httpx.Response](), list[Call](), [0]
+
+    def repeat_all(call):
+        sent = [old for old in tape.calls if old.name in UPLOAD]
+        if call.name == "pull-messages" and len(sent) > repeated[-1]:  # the site is done with what it had to send
+            repeated.append(len(sent))
+            answers.extend(tape.say(old) for old in sent)
+
+    def repeat_at_once(call):
+        uploads = sum(old.name == "push-messages" for old in tape.calls)
+        if call.name == "push-messages" and uploads == 3 and not held:  # of the second round; first it told what it has
+            held.append(call)
+            answers.append(tape.say(call))
+
+    tape.before, tape.after = repeat_all, repeat_at_once
+    kit = house.folder / "kits" / "cedar"
+    write_kit(kit, replace(read_kit(kit), coordinator=tape.address))
+    house.join(["cedar"])
+    try:
+        wait(lambda: {"birch", "cedar"} <= online(house), 240, 1.0)
+        sets = ("run.rounds=2", "data.clients=2", "federation.min_sites=2", "federation.rejoin=60.0")
+        run = house.run("replayed", *(word for change in sets for word in ("--set", change)))
+        assert run.wait(600) == 0
+        folder = house.folder / "replayed" / "fedapa-seed0"
+        found, terms = checkpoint.newest(folder / "checkpoints"), read_agreement(folder).terms
+        undisturbed = in_process(terms)
+        assert terms.names == ["birch", "cedar"]
+        assert digest(found.state.server) == server_digest(undisturbed)
+        assert [_from_record(record).digest for record in found.records] == client_digests(undisturbed)
+        with ledger.reading(folder / "run.db") as db:
+            assert ledger.events(db) == []
+            assert [row[0] for row in db.execute("SELECT trained FROM round ORDER BY round")] == [2, 2]
+        assert held
+        assert len(repeated) > 3
+        assert sum(call.name == "push-messages" for call in tape.calls) == 4  # the one held up came again
+        late = [tape.say(call) for call in tape.calls if call.name in UPLOAD]  # the run is over
+        assert {answer.status_code for answer in late} == {403}
+    finally:
+        fedapa("site", "leave", "kits/cedar", cwd=house.folder)
+        tape.close()
 
 
 @pytest.mark.parametrize("path", [

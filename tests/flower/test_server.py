@@ -70,6 +70,27 @@ def test_a_config_that_does_not_fit_is_told(tmp_path):
     assert "not TOML" in site.describe("= 5", "dune").fault
 
 
+def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):
+    from flwr.app import Error, Message
+
+    from fedapa.flower.coordinate import make_agreement
+    from fedapa.flower.site import read_config
+    from fedapa.flower.transport import AWAY
+
+    class Cut(Direct):
+        asked = 0
+
+        def answer(self, message):
+            self.asked += message.metadata.dst_node_id == 101
+            cut = message.metadata.dst_node_id == 101 and self.asked == 1
+            return Message(Error(AWAY, "gone"), reply_to=message) if cut else super().answer(message)
+
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    session = Cut(make_sites(tmp_path))
+    assert make_agreement(session, sites, read_config(config_text()), config_text()).terms.names == NAMES
+    assert session.asked == 2
+
+
 def test_sites_whose_data_differ_are_named(tmp_path):
     from fedapa.flower.coordinate import make_agreement
     from fedapa.flower.site import read_config

@@ -23,7 +23,7 @@ from fedapa.flower.pack import DTYPES, Unsound
 from fedapa.flower.registry import Coordinator, Enrolled
 from fedapa.flower.session import FlowerSession
 from fedapa.flower.site import agree
-from fedapa.flower.transport import POLL, Grid, Lost, Patience, Session
+from fedapa.flower.transport import AWAY, POLL, Grid, Lost, Patience, Session
 from fedapa.run import loop
 from fedapa.run.checkpoint import write_json
 from fedapa.run.folder import CONFIG
@@ -173,13 +173,18 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
                     open_[session.push(message)] = site
             for message in session.pull(list(open_)) if open_ else ():
                 owner = open_.pop(message.metadata.reply_to_message_id, None)
-                if owner is not None:
+                if owner is not None and not is_away(message):  # whose answer was cut off is asked again
                     found[owner.name] = _described(owner, message)
         except Lost:
             session.renew()
             open_.clear()
         time.sleep(POLL)
     return [found[site.name] for site in sites if site.name in found]
+
+
+def is_away(message: Message) -> bool:
+    """Flower's word for a node that went away, or ours for an answer that stopped on the way."""
+    return message.has_error() and message.error.code == AWAY
 
 
 def _described(site: Enrolled, message: Message) -> Description:
