@@ -1,4 +1,4 @@
-"""Somebody in the middle who holds the coordinator's own TLS key: hears every call of a site and can repeat each one."""
+"""Somebody in the middle with the coordinator's own TLS key: hears every call of a site, and can repeat it."""
 
 import ssl
 import threading
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """Passes a site's calls on to the door; ``before`` and ``after`` are told of each, and may repeat what they like."""
+    """Passes a site's calls on to the door; ``before`` and ``after`` hear of each, and may repeat any."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.calls, self._lock = list[Call](), threading.Lock()
