@@ -112,11 +112,11 @@ class Site:
             config = self._checked(read_config(text))
             if self.wire is not None:
                 wire.check_method(self.wire, config.methods[0])
-            data = self.share(config)
+            data, model = self.share(config), config.model
+            split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
         except FedapaError as error:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
-        mine, model = data.clients[0], config.model
-        split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
+        mine = data.clients[0]
         labels = torch.bincount(mine.train.y).nonzero().flatten().tolist()
         held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
