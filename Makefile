@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-federation test browser test-federation soak nginx test-native-asan check format bench clean
+.PHONY: help demo demo-federation test browser test-federation soak tools test-native-asan check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -29,12 +29,13 @@ browser: ## install Debian's Chromium for the tests of pages, where it is missin
 demo-federation: $(READY) ## a coordinator and four sites on this machine, over TLS
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/federation.sh
 
-nginx: # Debian's, for the tests of a federation's door, where it is missing and may be installed
-	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends nginx-light; } >/dev/null; } \
-	  || echo "no nginx here: the tests of the door will be skipped"
+tools: # Debian's nginx and ip, for the tests of a federation, where they are missing and may be installed
+	@for tool in nginx:nginx-light ip:iproute2; do \
+	  PATH="$$PATH:/usr/sbin" command -v $${tool%:*} >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $${tool#*:}; } >/dev/null; } \
+	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 
-test-federation: $(READY) nginx ## real processes: parity, kills, the closed door; ten thousand bad uploads
+test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the closed door; ten thousand bad uploads
 	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 2 --dist loadfile tests/flower --durations=10
 
 soak: $(READY) ## two hundred rounds of a real federation with a random kill every few rounds

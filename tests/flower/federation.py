@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet import NAMES
+from fleet import NAMES, client_digests, in_process, server_digest
 
+from fedapa.core.tree import digest
 from fedapa.flower import joining, processes, serving
+from fedapa.flower.coordinate import read_agreement
 from fedapa.flower.registry import Coordinator
 from fedapa.flower.session import Control
+from fedapa.flower.store import Store
+from fedapa.flower.transport import _from_record
+from fedapa.run import checkpoint, ledger
 from fedapa.run.folder import rounds_done
 
 CONFIG = """methods = ["fedapa"]
@@ -46,11 +51,12 @@ def fedapa(*words: object, cwd: Path, check: bool = True) -> subprocess.Complete
 
 
 class Federation:
-    def __init__(self, folder: Path, door: int = 0, names: list[str] = NAMES) -> None:
+    def __init__(self, folder: Path, door: int = 0, names: list[str] = NAMES, host: str = "127.0.0.1") -> None:
         self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
+        self.within: dict[str, list[str]] = {}  # words before the command of a site that lives elsewhere
         (folder / "fed.toml").write_text(CONFIG)
         self.port = processes.free_port()
-        fedapa("coordinator", "init", "--port", self.port, "--door", door, cwd=folder)
+        fedapa("coordinator", "init", "--port", self.port, "--door", door, "--host", host, cwd=folder)
         for name in names:
             self.coordinator.enrol(name, folder / "kits" / name)
 
@@ -65,10 +71,10 @@ class Federation:
 
     def join(self, sites: list[str]) -> None:
         for name in sites:
-            self.spawn("site", "join", f"kits/{name}")
+            self.spawn("site", "join", f"kits/{name}", before=self.within.get(name, ()))
 
-    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "fedapa.cli", *words]
+    def spawn(self, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        command = [*before, sys.executable, "-m", "fedapa.cli", *words]
         with open(self.folder / f"{words[1]}.log", "ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         self.started.append(process)
@@ -134,3 +140,31 @@ def wait_for_round(run: Path, rounds: int, seconds: float = 600) -> None:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def assert_same(federation: Federation, run: Path, absent: frozenset[tuple[int, int]] = frozenset()) -> None:
+    """Server and every site's state, on the server's word and on the sites' disks, equal the run in one process."""
+    agreement = read_agreement(run)
+    found = checkpoint.newest(run / "checkpoints")
+    here = in_process(agreement.terms, absent)
+    standings = [_from_record(record) for record in found.records]
+    assert digest(found.state.server) == server_digest(here)
+    assert [standing.digest for standing in standings] == client_digests(here)
+    for name, standing in zip(NAMES, standings, strict=True):
+        store = Store(federation.folder / "kits" / name / "states")
+        record = store.load(agreement.terms.run, standing.accepted, standing.digest)
+        assert digest(checkpoint.from_record(record)) == standing.digest
+
+
+def events(run: Path) -> list[tuple[int, int | None, str, str]]:
+    with ledger.reading(run / "run.db") as db:
+        return ledger.events(db)
+
+
+def trained(run: Path) -> list[int]:
+    with ledger.reading(run / "run.db") as db:
+        return [row[0] for row in db.execute("SELECT trained FROM round ORDER BY round")]
+
+
+def absences(run: Path) -> frozenset[tuple[int, int]]:
+    return frozenset((t, i) for t, i, kind, _ in events(run) if kind == "absent" and i is not None)

@@ -1,90 +1,236 @@
 """Many rounds of a real federation with a random kill every few of them; at the end, the bits of one process.
 
-python tests/flower/soak.py --rounds 200 --minutes 60
+python tests/flower/soak.py --rounds 200 --minutes 60 --seed 0 --out soak.json
 """
 
 import argparse
+import json
 import random
+import re
+import shutil
+import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation, kill, wait
-from fleet import NAMES, client_digests, in_process, server_digest
+from federation import Federation, absences, assert_same, kill, trained, wait_for_round
+from fleet import NAMES
 
-from fedapa.core.tree import digest
-from fedapa.flower.coordinate import read_agreement
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint
+from fedapa.flower import processes, serving
+from fedapa.flower.store import Store
+from fedapa.run import checkpoint, ledger
 from fedapa.run.folder import rounds_done, status
+
+KINDS = ("superlink", "coordinator", "node", "worker")
+# Short enough that a site whose node was killed sometimes misses a round, and sometimes is back in time.
+PATIENCE = ("federation.round_timeout=45.0", "federation.rejoin=20.0")
+STUCK = 900.0  # seconds without another round
+VERSIONS = checkpoint.KEEP + 3  # states of one run that a site may keep: of checkpoints, of one being written, of now
+LARGER = 1.5  # times the memory or disk of the beginning that count as growing without bound
+ASKED = re.compile(r", ROUND (\d+)\]\n[^\n]*Receiving: train message")
+
+
+@dataclass
+class Kill:
+    kind: str
+    site: str
+    round: int  # that was under way, from 1
+    at: float
+    recovered: float | None = None  # seconds until the end of a round in which everybody took part
+
+
+@dataclass
+class Size:
+    """What the federation takes of the machine."""
+
+    round: int
+    rss: dict[str, float] = field(default_factory=dict)  # MB of the largest of each kind
+    database: float = 0.0  # MB
+    states: float = 0.0  # MB, of all sites
+    versions: int = 0  # most that a site keeps
+    checkpoints: int = 0
+
+
+@dataclass
+class Storm:
+    federation: Federation
+    rounds: int
+    every: int
+    minutes: float
+    chance: random.Random
+    kills: list[Kill] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
+    ends: dict[int, float] = field(default_factory=dict)  # when a round was seen to be over, from 1
+    resumes: int = 0
+
+    @property
+    def run(self) -> Path:
+        return self.federation.folder / "soak" / "fedapa-seed0"
+
+    def play(self) -> None:
+        words = [word for change in (f"run.rounds={self.rounds}", *PATIENCE) for word in ("--set", change)]
+        self.process = self.federation.run("soak", *words)
+        wait_for_round(self.run, 1)
+        begin = moved = time.monotonic()
+        seen = 0
+        while not (self.process.poll() is not None and status(self.run) == "finished"):
+            time.sleep(0.3)
+            if self.process.poll() is not None and status(self.run) != "finished":
+                self.process = self.federation.spawn("coordinator", "resume", "soak")
+                self.resumes += 1
+            now, done = time.monotonic(), rounds_done(self.run)
+            if done == seen:
+                assert now - moved < STUCK, f"round {done + 1} does not end"
+                continue
+            self.ends |= dict.fromkeys(range(seen + 1, done + 1), now)
+            if done // 10 > seen // 10 or not self.sizes:
+                self.sizes.append(self.measure(done))
+                print(f"{now - begin:6.0f} s  {self.sizes[-1]}", flush=True)
+            if (
+                now - begin < 60 * self.minutes
+                and done < self.rounds
+                and self.chance.random() < (done - seen) / self.every
+            ):
+                self.strike(done + 1)
+            seen, moved = done, now
+        self.sizes.append(self.measure(rounds_done(self.run)))
+
+    def strike(self, number: int) -> None:
+        """Somebody, somewhere in the round that just began."""
+        kind, site = self.chance.choice(KINDS), self.chance.choice(NAMES)
+        time.sleep(4 * self.chance.random())
+        try:
+            pid = self.pid(kind, site)
+        except (AssertionError, ValueError):
+            return  # it is down already
+        kill(pid)
+        self.kills.append(Kill(kind, site if kind in ("node", "worker") else "", number, time.monotonic()))
+        print(f"          round {number}: kill -9 {kind} {self.kills[-1].site}", flush=True)
+
+    def pid(self, kind: str, site: str) -> int:
+        if kind == "coordinator":
+            assert self.process.poll() is None
+            return self.process.pid
+        return self.federation.superlink() if kind == "superlink" else getattr(self.federation, kind)(site)
+
+    def measure(self, number: int) -> Size:
+        size, home = Size(number), self.federation.folder
+        for kind in KINDS:
+            found = [mb for site in NAMES if (mb := self.resident(kind, site)) is not None]
+            if found:
+                size.rss[kind] = max(found)
+        size.database = sum(path.stat().st_size for path in (home / "coordinator").glob("superlink.db*")) / 1e6
+        states = list(home.glob("kits/*/states/*/round-*"))
+        size.states = sum(path.stat().st_size for path in states if path.exists()) / 1e6
+        size.versions = max(Counter(path.parent for path in states).values(), default=0)
+        size.checkpoints = len(list((self.run / "checkpoints").glob("round-*")))
+        return size
+
+    def resident(self, kind: str, site: str) -> float | None:
+        try:
+            told = Path(f"/proc/{self.pid(kind, site)}/status").read_text()
+        except (AssertionError, ValueError, OSError):
+            return None
+        found = re.search(r"VmRSS:\s+(\d+) kB", told)
+        return int(found.group(1)) / 1024 if found else None
+
+    def recoveries(self) -> None:
+        full = [t for t, count in enumerate(trained(self.run), 1) if count == len(NAMES)]
+        for entry in self.kills:
+            later = [self.ends[t] for t in full if t >= entry.round and self.ends[t] > entry.at]
+            entry.recovered = min(later) - entry.at if later else None
+
+    def repeated(self) -> int:
+        """Requests that a site was sent more than once."""
+        count = 0
+        for name in NAMES:
+            told = (self.federation.folder / "kits" / name / "log" / "node.log").read_text(errors="replace")
+            count += sum(times - 1 for times in Counter(ASKED.findall(told)).values())
+        return count
+
+    def seconds(self) -> list[float]:
+        with ledger.reading(self.run / "run.db") as db:
+            return [row[0] for row in db.execute("SELECT seconds FROM round ORDER BY round")]
 
 
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("--rounds", type=int, default=200)
-    asked.add_argument("--every", type=int, default=7, help="rounds between two kills, on average")
-    asked.add_argument("--minutes", type=float, default=60.0, help="no kills after that")
+    asked.add_argument("--every", type=int, default=6, help="rounds between two kills, on average")
+    asked.add_argument("--minutes", type=float, default=45.0, help="no kills after that")
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--out", type=Path, help="a JSON file for the figures")
     wanted = asked.parse_args()
-    chance, begin = random.Random(wanted.seed), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(Path(folder))
-        try:
-            federation.start()
-            end = time.monotonic() + 60 * wanted.minutes
-            kills = storm(federation, wanted.rounds, wanted.every, end, chance)
-            report(federation, kills, time.monotonic() - begin)
-        finally:
-            federation.close()
+    folder = Path(tempfile.mkdtemp(prefix="fedapa-soak-"))
+    print(f"seed {wanted.seed}, in {folder}", flush=True)
+    federation = Federation(folder, processes.free_port() if serving.find_nginx() else 0)
+    storm = Storm(federation, wanted.rounds, wanted.every, wanted.minutes, random.Random(wanted.seed))
+    begin = time.monotonic()
+    try:
+        federation.start()
+        storm.play()
+        storm.recoveries()
+        figures = summary(storm) | {"seed": wanted.seed, "seconds": time.monotonic() - begin}
+        print(json.dumps(figures, indent=2))
+        if wanted.out:
+            wanted.out.write_text(json.dumps(figures | {"all": details(storm)}, indent=2))
+        check(storm)
+    finally:
+        federation.close()
+    shutil.rmtree(folder)  # kept for a look where something was wrong
+    print("the same bits as in one process")
 
 
-def storm(federation: Federation, rounds: int, every: int, end: float, chance: random.Random) -> list[str]:
-    run, kills = federation.folder / "soak" / "fedapa-seed0", list[str]()
-    process = federation.run("soak", "--set", f"run.rounds={rounds}")
-    wait(lambda: (run / "run.db").is_file() and rounds_done(run) >= 1, 600, 1.0)
-    seen = rounds_done(run)
-    while True:
-        time.sleep(0.5)
-        if process.poll() is not None:
-            if status(run) == "finished":
-                return kills
-            process = federation.spawn("coordinator", "resume", "soak")
-            time.sleep(5)
-        done = rounds_done(run)
-        if done > seen and time.monotonic() < end and chance.random() < (done - seen) / every:
-            time.sleep(3 * chance.random())
-            victim = chance.choice(
-                ["superlink", "coordinator", *(f"{k} {name}" for k in ("node", "worker") for name in NAMES)]
-            )
-            try:
-                kind, _, name = victim.partition(" ")
-                pid = process.pid if kind == "coordinator" else getattr(federation, kind)(*([name] if name else []))
-            except (AssertionError, ValueError):
-                continue  # it is down already
-            kill(pid)
-            kills.append(f"round {done + 1}: {victim}")
-            print(kills[-1], flush=True)
-        seen = max(seen, done)
+def summary(storm: Storm) -> dict[str, object]:
+    seconds, uploads = storm.seconds(), trained(storm.run)
+    by_kind = {
+        kind: {"kills": len(found), "recovered after": spread([k.recovered for k in found if k.recovered is not None])}
+        for kind in KINDS
+        if (found := [entry for entry in storm.kills if entry.kind == kind])
+    }
+    hit = {entry.round for entry in storm.kills}
+    return {
+        "rounds": len(uploads),
+        "kills": by_kind,
+        "resumes": storm.resumes,
+        "requests repeated": storm.repeated(),
+        "site-rounds missed": len(absences(storm.run)),
+        "uploads": sum(uploads),
+        "seconds of a quiet round": spread([s for t, s in enumerate(seconds, 1) if t not in hit]),
+        "seconds of a round with a kill": spread([s for t, s in enumerate(seconds, 1) if t in hit]),
+        "at first": asdict(storm.sizes[0]),
+        "at last": asdict(storm.sizes[-1]),
+    }
 
 
-def report(federation: Federation, kills: list[str], seconds: float) -> None:
-    run = federation.folder / "soak" / "fedapa-seed0"
-    found, agreement = checkpoint.newest(run / "checkpoints"), read_agreement(run)
-    assert found is not None
-    assert agreement is not None
-    from test_federation import events, trained
+def details(storm: Storm) -> dict[str, object]:
+    return {"kills": [asdict(entry) for entry in storm.kills], "sizes": [asdict(size) for size in storm.sizes]}
 
-    absent = frozenset((t, i) for t, i, kind, _ in events(run) if kind == "absent" and i is not None)
-    here = in_process(agreement.terms, absent)
-    same = digest(found.state.server) == server_digest(here)
-    same &= [_from_record(record).digest for record in found.records] == client_digests(here)
-    print(
-        f"{found.state.round} rounds, {len(kills)} kills, {len(absent)} absences, {sum(trained(run))} uploads,"
-        f" {seconds:.0f} s: {'the same bits as in one process' if same else 'DIFFERENT'}"
-    )
-    sys.exit(0 if same else 1)
+
+def spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {"median": statistics.median(values), "smallest": min(values), "largest": max(values)}
+
+
+def check(storm: Storm) -> None:
+    """The bits of one process with the same absences, every upload counted once, and no growth without bound."""
+    absent, run = absences(storm.run), storm.run
+    assert len(trained(run)) == storm.rounds
+    assert trained(run) == [len(NAMES) - sum(t == k for t, _ in absent) for k in range(storm.rounds)]
+    assert_same(storm.federation, run, absent)
+    assert all(entry.recovered is not None for entry in storm.kills if entry.round < storm.rounds - 10)
+    for name in NAMES:
+        store = Store(storm.federation.folder / "kits" / name / "states")
+        assert all(len(store.rounds(place.name)) <= VERSIONS for place in store.folder.iterdir())
+    early, late = (storm.sizes[k : k + 3] for k in (1, -3))
+    for kind in KINDS:
+        before, after = (max(size.rss.get(kind, 0.0) for size in part) for part in (early, late))
+        assert after <= LARGER * before, f"{kind}: {before:.0f} MB at first, {after:.0f} MB at last"
 
 
 if __name__ == "__main__":

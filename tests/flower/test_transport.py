@@ -1,6 +1,7 @@
 """Waiting, asking again, leaving out: with a session that loses messages, and time that passes at will."""
 
 import shutil
+from contextlib import ExitStack
 
 import pytest
 from fleet import (
@@ -16,6 +17,7 @@ from fleet import (
     terms_of,
 )  # fmt: skip
 from flwr.app import Error, Message
+from hardship import disk
 
 from fedapa.errors import RunError
 from fedapa.flower.store import Store
@@ -210,30 +212,28 @@ def test_states_that_no_checkpoint_can_ask_for_are_dropped(tmp_path):
     assert server_digest(there) == server_digest(in_process(terms))
 
 
-def test_a_full_disk_at_a_site_costs_its_round_and_nothing_else(tmp_path, monkeypatch):
-    import os
-
-    real, full = os.fsync, []
-
-    def fsync(handle):
-        if full:
-            raise OSError(28, "No space left on device")
-        real(handle)
+def test_a_full_disk_at_a_site_costs_its_round_and_nothing_else(tmp_path):
+    sites = make_sites(tmp_path)
 
     class Full(Direct):
         def answer(self, message):
-            if round_of(message) == 1 and message.metadata.dst_node_id == 102:
-                full.append(1)
+            if (round_of(message), message.metadata.dst_node_id) != (1, 102):
+                return super().answer(message)
+            small.fill()
             try:
                 return super().answer(message)
             finally:
-                full.clear()
+                small.free()
 
-    monkeypatch.setattr("fedapa.run.files.os.fsync", fsync)
     terms = terms_of(config_text(participation=(1.0, 1.0)))
-    transport = grid(Full(make_sites(tmp_path)), terms)
-    there, here = over_grid(transport, terms), in_process(terms, frozenset({(1, 2)}))
+    with ExitStack() as stack:
+        try:
+            small = stack.enter_context(disk(sites[2], 1))
+        except PermissionError as error:
+            pytest.skip(str(error))
+        transport = grid(Full(sites), terms)
+        there, here = over_grid(transport, terms), in_process(terms, frozenset({(1, 2)}))
+        assert not list(sites[2].rglob("*.part"))
     assert server_digest(there) == server_digest(here)
     assert client_digests(there, transport) == client_digests(here)
     assert "No space left" in there.logs[1].events[0].text
-    assert not list((tmp_path / "cedar").rglob("*.part"))

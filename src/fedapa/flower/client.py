@@ -14,7 +14,7 @@ from fedapa.flower.kit import KIT
 from fedapa.flower.letters import Ask, Question, Terms
 from fedapa.flower.pack import pack, unpack
 from fedapa.flower.site import Site
-from fedapa.flower.status import note
+from fedapa.flower.status import complain, note
 
 SITE = "site"  # the key of a node's configuration that names the site's folder
 
@@ -39,6 +39,8 @@ def train(message: Message, context: Context) -> Message:
     answer, up = open_site(folder).visit(terms, ask, unpack(content.get("down")))
     facts = {"run": terms.run, "round": ask.round + 1, "trained": answer.trained, "fault": answer.fault}
     note(folder, state="ready", **facts)
+    if answer.fault:
+        complain(f"round {ask.round + 1} of run {terms.run}: {answer.fault}")
     return _reply(message, RecordDict({"answer": letters.write(answer), "up": pack(up or {})}))
 
 

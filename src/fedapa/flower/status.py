@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,26 @@ FILE = "status.json"
 
 
 def note(folder: Path, **facts: Any) -> None:
-    """Add facts; nothing depends on them, so a full disk is no reason to stop."""
+    """Add facts; nothing depends on them, so a full disk is no reason to stop. It is one to say so, though: where there
+    is no room for another file, the present one is written over, as that needs none."""
     path = folder / FILE
+    aside = path.with_suffix(".part")
+    content = json.dumps(read(folder) | facts | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, indent=2).encode()
     try:
-        aside = path.with_suffix(".part")
-        aside.write_text(json.dumps(read(folder) | facts | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, indent=2))
+        aside.write_bytes(content)
         os.replace(aside, path)
     except OSError:
-        return
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+            with open(path, "r+b", buffering=0) as file:
+                file.write(content)
+                file.truncate()
+
+
+def complain(text: str) -> None:
+    """A line in the worker's log, unless that has no room either."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def read(folder: Path) -> dict[str, Any]:

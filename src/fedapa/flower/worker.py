@@ -23,7 +23,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedapa.flower.client import SITE, app
 from fedapa.flower.kit import SECRET
-from fedapa.flower.status import note
+from fedapa.flower.status import complain, note
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 POLL, HEARTBEAT = 0.2, 8.0
@@ -61,12 +61,12 @@ def perform(folder: Path, address: str, token: str) -> None:
             reply, status, details = app(message, context), "completed", ""
         except Exception as error:  # a bug here must reach the coordinator as an answer
             details = f"{type(error).__name__}: {error}"[:500]
-            print(details, file=sys.stderr, flush=True)
+            complain(details)
             reply, status = Message(Error(2, details), reply_to=message), "failed"
         push_message(client, reply, context)
         push_task_output(client, None, status, details)
     except (httpx.HTTPError, RuntimeError, ValueError) as error:
-        print(f"the SuperNode is gone: {error}", file=sys.stderr, flush=True)
+        complain(f"the SuperNode is gone: {error}")
     finally:
         done.set()
         client.close()
