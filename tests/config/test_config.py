@@ -9,7 +9,7 @@ import pytest
 
 from command import SMALL
 from fedapa.config import presets
-from fedapa.config.experiment import assemble, lay_out, read_config, single
+from fedapa.config.experiment import assemble, attack_of, lay_out, read_config, single
 from fedapa.config.load import check, dump, load, settings_of
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
@@ -257,3 +257,58 @@ def test_a_run_folder_with_a_broken_config(tmp_path: Path, text: str, message: s
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(InputError, match=message):
         read_config(tmp_path)
+
+
+ATTACK = """\
+[data]
+clients = 4
+[attack]
+kind = "scaled"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("attack.kind=lie", "attack.kind is 'lie'"),
+        ("attack.clients=0", "attack.clients is 0: give a number of clients"),
+        ("attack.clients=-1", "attack.clients is -1"),
+        ("attack.clients=true", "attack.clients is True"),
+        ("attack.clients=1.5", "attack.clients is 1.5"),
+        ("attack.clients=nan", "attack.clients is nan"),
+        ("attack.clients=4", "says that 4 of 4 clients lie"),
+        ("attack.clients=[1, 1]", "1 is named twice"),
+        ("attack.clients=[4]", "names client 4"),
+        ("attack.clients=[]", "says that 0 of 4 clients lie"),
+        ("attack.factor=nan", "attack.factor is nan"),
+        ("attack.factor=inf", "attack.factor is inf"),
+        ("attack.strength=2", "unknown key attack.strength"),
+    ],
+)
+def test_an_attack_that_makes_no_sense_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(ATTACK)
+    with pytest.raises(InputError) as caught:
+        load(str(path), [change])
+    assert said in caught.value.message
+    assert change in caught.value.message
+
+
+def test_a_flip_has_no_factor_and_an_attack_needs_a_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    for text, said in (('kind = "label-flip"\nfactor = 2.0', "no factor"), ("clients = 1", "attack.kind")):
+        path.write_text(f"[attack]\n{text}\n")
+        with pytest.raises(InputError, match=said):
+            load(str(path))
+
+
+def test_an_attack_is_kept_in_the_config_and_its_clients_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(ATTACK)
+    config = load(str(path), ["attack.clients=2"])
+    assert check(tomllib.loads(dump(config))) == config
+    found = [attack_of(config, 4, seed) for seed in range(10)]
+    assert all(one is not None and (one.kind, one.factor, len(one.clients)) == ("scaled", -5.0, 2) for one in found)
+    assert len(set(found)) > 2
+    assert attack_of(load(str(path), ["attack.clients=[3]"]), 4, 0).clients == (3,)  # type: ignore[union-attr]
+    assert attack_of(load("demo"), 4, 0) is None

@@ -9,7 +9,7 @@ import pytest
 
 from fedapa.errors import InputError
 from fedapa.report import figures
-from fedapa.run.gather import Gathered, gather
+from fedapa.run.gather import Gathered, gather, settings
 from made_runs import Make, change
 
 HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
@@ -73,6 +73,29 @@ def test_one_name_with_other_hyper_parameters_is_another_method(make: Make) -> N
     make("c", "fedapa", HALF, method="FedAPA(eta=0.01, mu=0.5)", seed=1)
     (scenario,) = look(make("b", "fedapa", MORE, method="FedAPA(eta=0.01, mu=0.3)")).scenarios
     assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
+
+
+def test_wrapped_methods_are_told_apart_by_what_is_inside_them() -> None:
+    wrapped = "Quantised(inner=FedAPA(eta=0.01, sign='descend'), bits=8)"
+    assert settings(wrapped) == {"eta": 0.01, "sign": "descend", "bits": 8}
+    assert settings("FedAPA(eta=open('x'))") == {}
+    assert settings("FedAPA(eta=") == {}
+
+
+def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no_gain(make: Make) -> None:
+    make("l", "local", HALF)
+    make("a", "fedapa", MORE)
+    for name, label, right in (("m", "local", HALF), ("b", "fedapa", MORE)):
+        run = make(name, label, right)
+        text = (run / "config.toml").read_text() + '[attack]\nkind = "scaled"\nclients = [0]\nfactor = -2.0\n'
+        (run / "config.toml").write_text(text)
+        change(run, "INSERT INTO meta VALUES ('attack', '{\"clients\": [0]}')")
+    clean, lied = sorted(look(run).scenarios, key=lambda scenario: scenario.title)
+    assert lied.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients · 1 lie (scaled -2)"
+    assert clean.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients"
+    ((_, gains),) = figures.gains_of(lied, "fedapa")
+    assert gains[1:] == pytest.approx([0, -20])
+    assert np.isnan(gains[0])
 
 
 def test_what_cannot_be_read_is_named(make: Make) -> None:

@@ -62,10 +62,13 @@ def check_data(configs: Iterable[Config]) -> None:
 
 def prepare(wanted: Config, out: Path) -> list[Path]:
     """The run folders of a config; whatever is wrong with it or with the data is found before anything is written."""
-    from fedapa.config.experiment import assemble, lay_out, single
+    from fedapa.config.experiment import assemble, attack_of, lay_out, single
 
     check_writable(out)
-    assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
+    parts = assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
+    for seed in wanted.seeds:
+        if (attack := attack_of(wanted, parts.task.clients, seed)) is not None:
+            ui.say(f"note: clients lie: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
     return lay_out(wanted, out)
 
 
@@ -226,6 +229,11 @@ def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
     shown["best %"] = row[f"{row['evaluated']}_best"]
     if row[f"{row['evaluated']}_selected"] is not None:
         shown["selected %"] = row[f"{row['evaluated']}_selected"]
+    if row["attackers"]:
+        shown["honest %"] = row["honest"]
+        shown["by attack"] = "–" if row["attack_points"] is None else f"{row['attack_points']:+.2f}"
+        weight = row["attacker_weight"]
+        shown["weight on liars %"] = "–" if weight is None else f"{100 * weight:.1f}"
     shown["worst client %"] = row["worst_client"]
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
     shown[f"vs {rival}"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"

@@ -23,6 +23,9 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     allocations. KiB is what one client receives and sends in one round. With several scenarios, methods that are in all
     of them are ranked and Friedman's test tells whether the ranks could be chance. --format json adds confidence
     intervals and every client.
+
+    Where clients lie ([attack]), gains are over the honest ones; honest % is their mean accuracy, "by attack" what that
+    is above the same clients' in a run of FOLDER without liars, and then the weight that their mixtures give to liars.
     """
     from fedapa.cli import common
 

@@ -27,7 +27,7 @@ def command(
     import json
 
     from fedapa.cli import common
-    from fedapa.config.experiment import load_data
+    from fedapa.config.experiment import attack_of, load_data
     from fedapa.data.inspect import table
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
@@ -39,9 +39,12 @@ def command(
             bar.update(one, note=name)
             rows.append(_row(wanted, name, not no_timing))
             bar.advance(one)
-    clients = table(data)
+    clients, attack = table(data), attack_of(wanted, len(data.clients), wanted.seeds[0])
+    if attack is not None:
+        clients = [{**row, "lies": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
     if form == "json":
-        click.echo(json.dumps({"clients": clients, "methods": rows, "fingerprint": data.fingerprint}, indent=2))
+        found = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
+        click.echo(json.dumps(found | ({} if attack is None else {"attack": attack._asdict()}), indent=2))
         return
     ui.show(clients, form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
     ui.show(rows, form, title=f"{wanted.run.rounds} rounds, seeds {', '.join(map(str, wanted.seeds))}")

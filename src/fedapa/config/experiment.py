@@ -17,10 +17,12 @@ from fedapa.data.federated import Federated, federate
 from fedapa.data.sites import Own, Sites
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
+from fedapa.methods.attack import FACTORS, Attack, attacked, attackers
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.run import folder as folders
 from fedapa.run.engines import Engine, kept_engine
+from fedapa.run.guard import Limits
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import Progress, Result, make_task, simulate
 from fedapa.task.task import Task, Training
@@ -89,12 +91,22 @@ def assemble(config: Config, engine: Engine | None = None) -> Parts:
     """Data, model, method and plan of a single-method, single-seed config."""
     (name,), (seed,) = config.methods, config.seeds
     base, settings = settings_of(config, name)
-    data = load_data(config, seed)
+    method, data = make(base, **settings), load_data(config, seed)
+    if (attack := attack_of(config, len(data.clients), seed)) is not None:
+        method, data = attacked(method, data, attack)
     plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
     training = Training(**config.training.model_dump())
     engine, model = engine or config.run.engine, config.model
     task = make_task(data, model.name, training, plan.rounds, model.head, model.buffers, engine)
-    return Parts(make(base, **settings), task, data, plan)
+    return Parts(method, task, data, plan)
+
+
+def attack_of(config: Config, clients: int, seed: int) -> Attack | None:
+    """Who lies in the run of a seed, and how."""
+    if (wanted := config.attack) is None:
+        return None
+    factor = FACTORS[wanted.kind] if wanted.factor is None else wanted.factor
+    return Attack(wanted.kind, attackers(wanted.clients, clients, seed), factor)
 
 
 def execute(
@@ -116,9 +128,12 @@ def execute(
         "partition": parts.data.fingerprint,
         "source": parts.data.name,
     }
+    if (attack := attack_of(config, parts.task.clients, config.seeds[0])) is not None:
+        meta["attack"] = json.dumps(attack._asdict())
     run = config.run
     workers = run.workers if workers is None else workers
-    return simulate(*parts, folder, meta, run.checkpoint_every, workers, progress, run.mmap_above_mb)
+    limits = None if attack is None else Limits(config.federation.max_growth)
+    return simulate(*parts, folder, meta, run.checkpoint_every, workers, progress, run.mmap_above_mb, limits)
 
 
 def load_data(config: Config, seed: int) -> Federated:

@@ -65,6 +65,7 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
         path = tuple(step for step in first["loc"] if isinstance(step, str | int))
         raise _located(text, name, origin, path, *_explain(first, path)) from None
     _check_methods(config, text, name, origin)
+    _check_attack(config, text, name, origin)
     if config.sites is not None and raw.get("data", {}).keys() - {"data_dir"}:
         hint = "take one of the two out; [sites] is for data of your own"
         raise _located(text, name, origin, ("data",), "[data] and [sites] exclude each other", hint)
@@ -153,6 +154,18 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
         except InputError as error:
             wrong = next((k for k in settings if repr(k) in error.message or f".{k} " in error.message), None)
             raise _located(text, name, origin, (*path, wrong) if wrong else path, error.message, error.hint) from None
+
+
+def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
+    """Of sites of one's own the number is known when their files are read."""
+    if config.attack is None or config.sites is not None:
+        return
+    from fedapa.methods.attack import attackers
+
+    try:
+        attackers(config.attack.clients, config.data.clients, 0)
+    except InputError as error:
+        raise _located(text, name, origin, ("attack", "clients"), error.message, error.hint) from None
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from fedapa.data.missing import MISSING
 
@@ -152,6 +160,33 @@ class RunConfig(Section):
     engine: Literal["auto", "torch", "vmap", "native"] = Field("auto", description="what runs the training steps")
 
 
+def _who(value: Any) -> int | list[int]:
+    """A number of clients, or which."""
+    named = value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in named) or value == 0:
+        raise ValueError("give a number of clients, or a list of clients counted from 0")
+    found: int | list[int] = _distinct(value) if isinstance(value, list) else value
+    return found
+
+
+class AttackConfig(Section):
+    """Clients that lie, in simulations: see docs/beyond.md."""
+
+    kind: Literal["label-flip", "noise", "scaled"] = Field(description="what liars do to labels, or to their updates")
+    clients: Annotated[int | list[int], PlainValidator(_who)] = Field(
+        1, description="how many lie, drawn by the seed, or a list of clients counted from 0"
+    )
+    factor: float | None = Field(
+        None, description="noise: its norm in norms of the update (1); scaled: what the update is multiplied by (-5)"
+    )
+
+    @model_validator(mode="after")
+    def _has_use_for_its_factor(self) -> AttackConfig:
+        if self.kind == "label-flip" and self.factor is not None:
+            raise ValueError("label-flip has no factor")
+        return self
+
+
 class FederationConfig(Section):
     """How a coordinator treats real sites; a simulation does not read it."""
 
@@ -177,5 +212,6 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
     federation: FederationConfig = FederationConfig()
+    attack: AttackConfig | None = None
     # [method.NAME]: hyper-parameters; with `base` NAME is the user's own name for a variant of another method.
     method: dict[str, dict[str, Any]] = Field(default_factory=dict)

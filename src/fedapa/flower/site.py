@@ -63,6 +63,8 @@ def read_config(text: str) -> Config:
         raise InputError(f"the run's config is not TOML: {error}") from None
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError("the run's config names several runs")
+    if config.attack is not None:
+        raise InputError("the run's config has a section [attack]", "clients lie on demand in simulations alone")
     return config
 
 

@@ -136,7 +136,7 @@ class Quantised(Wrapped):
             low, high = up[f"{name}.range"]
             shape = _shape_of(down, up, name)
             codes = unpack(up[f"{name}.codes"], self.bits, shape.numel()).to(low.dtype)
-            plain[name] = _restored(down, name, low + codes / (2**self.bits - 1) * (high - low), shape)
+            plain[name] = restored(down, name, low + codes / (2**self.bits - 1) * (high - low), shape)
         return plain
 
 
@@ -167,7 +167,7 @@ class Top(Wrapped):
             shape, values = _shape_of(down, up, name), up[f"{name}.values"]
             change = values.new_zeros(shape.numel())
             places = up[f"{name}.places"].long().clamp(0, len(change) - 1)  # a hostile place is still a place
-            plain[name] = _restored(down, name, change.index_put((places,), values), shape)
+            plain[name] = restored(down, name, change.index_put((places,), values), shape)
         return plain
 
 
@@ -179,20 +179,20 @@ class Noised(Wrapped):
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         for name, leaf in up.items():
-            if name != "n" and not _has_reference(down, name, leaf):
+            if name != "n" and not has_reference(down, name, leaf):
                 raise InputError(
                     f"{type(self.inner).__name__} uploads {name}, which is no model that was sent before",
                     "noised uploads are known for methods that send models back: fedavg, fedper, fedapa, ...",
                 )
-        changes = {name: _change(down, name, leaf) for name, leaf in up.items() if name != "n"}
+        changes = {name: change_of(down, name, leaf) for name, leaf in up.items() if name != "n"}
         if not changes:
             return up
         total = torch.stack([change.norm() for change in changes.values()]).norm()
         scale, random = (self.norm / total.clamp(min=1e-30)).clamp(max=1.0), local.random()
         noised = {
-            name: change * scale + self.noise * self.norm * _gauss(random, change) for name, change in changes.items()
+            name: change * scale + self.noise * self.norm * gauss(random, change) for name, change in changes.items()
         }
-        return {**up, **{name: _restored(down, name, change, up[name].shape) for name, change in noised.items()}}
+        return {**up, **{name: restored(down, name, change, up[name].shape) for name, change in noised.items()}}
 
     def epsilon(self, rounds: int) -> float:
         """Of a client that took part in this many rounds, by opacus' RDP accountant; infinite without noise."""
@@ -243,29 +243,29 @@ def _each_coded(down: Tree, up: Tree, code: Callable[[str, Tensor], Tree]) -> Tr
     coded: Tree = {}
     for name, leaf in up.items():
         if _is_coded(leaf):
-            coded |= code(name, _change(down, name, leaf)) | _shape(down, name, leaf)
+            coded |= code(name, change_of(down, name, leaf)) | _shape(down, name, leaf)
         else:
             coded[name] = leaf
     return coded
 
 
-def _has_reference(down: Tree, name: str, leaf: Tensor) -> bool:
+def has_reference(down: Tree, name: str, leaf: Tensor) -> bool:
     return name in down and down[name].shape == leaf.shape
 
 
-def _change(down: Tree, name: str, leaf: Tensor) -> Tensor:
+def change_of(down: Tree, name: str, leaf: Tensor) -> Tensor:
     """What is new about a tensor, as one row of numbers."""
-    return (leaf - down[name] if _has_reference(down, name, leaf) else leaf).reshape(-1)
+    return (leaf - down[name] if has_reference(down, name, leaf) else leaf).reshape(-1)
 
 
-def _restored(down: Tree, name: str, change: Tensor, shape: torch.Size) -> Tensor:
+def restored(down: Tree, name: str, change: Tensor, shape: torch.Size) -> Tensor:
     whole = change.reshape(shape)
     return down[name] + whole if name in down and down[name].shape == shape else whole
 
 
 def _shape(down: Tree, name: str, leaf: Tensor) -> Tree:
     """The shape travels where the server cannot know it from what it sent."""
-    return {} if _has_reference(down, name, leaf) else {f"{name}.shape": torch.tensor(leaf.shape)}
+    return {} if has_reference(down, name, leaf) else {f"{name}.shape": torch.tensor(leaf.shape)}
 
 
 def _shape_of(down: Tree, up: Tree, name: str) -> torch.Size:
@@ -281,5 +281,5 @@ def _uncoded(up: Tree) -> Tree:
     return {name: leaf for name, leaf in up.items() if name.rpartition(".")[0] not in coded}
 
 
-def _gauss(random: np.random.Generator, like: Tensor) -> Tensor:
+def gauss(random: np.random.Generator, like: Tensor) -> Tensor:
     return torch.from_numpy(random.standard_normal(like.numel(), dtype=np.float32))

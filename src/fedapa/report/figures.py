@@ -189,13 +189,13 @@ def phases(scenario: Scenario) -> Drawn:
 
 
 def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
-    """Every client's gain over Local in points, for every seed that has a Local run; NaN without test samples."""
+    """Every client's gain over Local in points, for every seed with a Local run; NaN without tests, or if it lies."""
     everyone = [run.result for run in scenario.runs]
     found = []
     for run in scenario.of(label):
         pair = results.side_by_side(run.result, everyone, "local")
         if pair is not None and len(pair[0]) == len(pair[1]):
-            found.append((run, np.where(run.result.counts[:, 1] > 0, pair[0] - pair[1], np.nan)))
+            found.append((run, np.where(run.result.honest, pair[0] - pair[1], np.nan)))
     return found
 
 

@@ -347,7 +347,7 @@ def _facts(scenario: Scenario, seeds: Sequence[int]) -> list[tuple[str, str]]:
     config = scenario.first.config
     found = [
         (f"{table}.{key}", _plain(value))
-        for table in ("data", "model", "training", "run")
+        for table in ("data", "model", "training", "run", "attack")
         for key, value in (config.get(table) or {}).items()
         if key != "data_dir"
     ]

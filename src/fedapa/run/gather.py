@@ -208,13 +208,9 @@ def _spent(db: sqlite3.Connection) -> Spent:
 
 
 def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
-    """How much of every client's model goes to every other, where the method says so; ``round`` counts from 1."""
-    if clients > LARGEST_MATRIX:
-        return
-    query = "SELECT round, shape, float32 FROM watched WHERE name = 'A' AND ? IN (round + 1, -1) ORDER BY round"
-    for t, shape, blob in db.execute(query, (-1 if round is None else round,)):
-        if json.loads(shape) == [clients, clients]:
-            yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
+    """Every round's A, or that of one; ``round`` counts from 1."""
+    if clients <= LARGEST_MATRIX:
+        yield from ledger.matrices(db, clients, round)
 
 
 def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
@@ -260,7 +256,7 @@ def scenarios_of(runs: Iterable[Run]) -> list[Scenario]:
 
 def _key(run: Run) -> dict[str, Any]:
     """What must be equal for two runs to be compared."""
-    tables = {name: run.config.get(name) or {} for name in ("data", "model", "training", "run")}
+    tables = {name: run.config.get(name) or {} for name in ("data", "model", "training", "run", "attack")}
     key = {
         f"{name}.{word}": value
         for name, table in tables.items()
@@ -283,8 +279,16 @@ def _title(key: dict[str, Any]) -> str:
         rule += f" {key['data.alpha']:g}"
     if "data.classes_per_client" in key:
         rule += f", {key['data.classes_per_client']} classes each"
-    parts = [named.get(source, source), rule, f"{key.get('data.clients', '?')} clients"]
+    parts = [named.get(source, source), rule, f"{key.get('data.clients', '?')} clients", _attack(key)]
     return " · ".join(part for part in parts if part)
+
+
+def _attack(key: dict[str, Any]) -> str:
+    """How many clients lie, and how."""
+    if "attack.kind" not in key:
+        return ""
+    who, factor = key.get("attack.clients", 1), f" {key['attack.factor']:g}" if "attack.factor" in key else ""
+    return f"{len(who) if isinstance(who, list) else who} lie ({key['attack.kind']}{factor})"
 
 
 def _distinct(titles: Sequence[str], keys: Sequence[dict[str, Any]]) -> list[str]:
@@ -369,10 +373,20 @@ def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
 
 
 def settings(description: str) -> dict[str, Any]:
-    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read."""
+    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read.
+
+    A wrapper's are there beside those of the method inside it.
+    """
     try:
         call = ast.parse(description, mode="eval").body
         assert isinstance(call, ast.Call)
-        return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        return _words(call)
     except (SyntaxError, ValueError, AssertionError):
         return {}
+
+
+def _words(call: ast.Call) -> dict[str, Any]:
+    inner = [word.value for word in call.keywords if isinstance(word.value, ast.Call)]
+    plain = [word for word in call.keywords if word.value not in inner]
+    found = {word.arg: ast.literal_eval(word.value) for word in plain if word.arg}
+    return {key: value for one in inner for key, value in _words(one).items()} | found

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedapa.errors import InputError, RunError
 from fedapa.run.evaluate import Counts, Summary, summarise
 from fedapa.run.loop import Event, RoundLog
 
+Floats = npt.NDArray[np.float64]
 SCHEMA = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -211,6 +213,14 @@ def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
     """One client round by round: round, trained, bytes down and up, then correct and total before and after."""
     columns = "round, trained, down_bytes, up_bytes, before_correct, before_total, after_correct, after_total"
     return db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)).fetchall()
+
+
+def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
+    """(round from 1, A [M, M]) where a method says how much of every client's model goes to every other."""
+    query = "SELECT round, shape, float32 FROM watched WHERE name = 'A' AND ? IN (round + 1, -1) ORDER BY round"
+    for t, shape, blob in db.execute(query, (-1 if round is None else round,)):
+        if json.loads(shape) == [clients, clients]:
+            yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
 
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:

@@ -19,6 +19,7 @@ from fedapa.run.folder import runs_under
 
 Percent = npt.NDArray[np.float64]
 LOCAL = "local"  # the rival of all: training alone
+LATER = ("attackers", "attacker_weight")  # older files of results do not have them
 TAIL = 5  # rounds in the mean of the last rounds
 
 
@@ -51,6 +52,13 @@ class RunResult:
     seconds: float
     counts: Counts  # [M, 2] correct and total of the last round, of the model that the method is evaluated by
     partition: str
+    attackers: tuple[int, ...] = ()  # the clients that lie
+    attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
+
+    @property
+    def honest(self) -> npt.NDArray[np.bool_]:
+        """[M] the clients that count: those that do not lie, and have test samples."""
+        return ~np.isin(np.arange(len(self.counts)), self.attackers) & (self.counts[:, 1] > 0)
 
     @property
     def headline(self) -> Phase:
@@ -109,11 +117,22 @@ def read(folder: Path, scenario: str = "") -> RunResult | None:
         assert after is not None
         last = db.execute("SELECT max(round) FROM accuracy").fetchone()[0]
         done, seconds = db.execute("SELECT count(*), sum(seconds) FROM round").fetchone()
+        liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
+        counts = ledger.client_counts(db, last, about["evaluated"])
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
             about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,
-            ledger.client_counts(db, last, about["evaluated"]), about["partition"],
+            counts, about["partition"], liars, _weight_on(liars, db, len(counts)),
         )  # fmt: skip
+
+
+def _weight_on(liars: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:
+    """The weight that a client's mixture gives to liars, mean over all who are not."""
+    if not liars:
+        return ()
+    honest = [i for i in range(clients) if i not in liars]
+    found = [A[np.ix_(honest, liars)].sum(1).mean() for _, A in ledger.matrices(db, clients)]
+    return tuple(round(float(weight), 4) for weight in found)
 
 
 def _phase(db: Any, name: str) -> Phase | None:
@@ -130,10 +149,9 @@ def _phase(db: Any, name: str) -> Phase | None:
 
 def side_by_side(run: RunResult, runs: Sequence[RunResult], rival: str) -> tuple[Percent, Percent] | None:
     """Every client's accuracy with this method and the rival, on the same allocation; None without such a run."""
-    for other in runs:
-        if (other.label, other.seed, other.partition) == (rival, run.seed, run.partition):
-            return _percent(run), _percent(other)
-    return None
+    same = [o for o in runs if (o.label, o.seed, o.partition) == (rival, run.seed, run.partition)]
+    at_home = [other for other in same if other.scenario == run.scenario]
+    return (_percent(run), _percent((at_home or same)[0])) if same else None
 
 
 def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str, Any]]:
@@ -146,7 +164,8 @@ def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str
             place = {"scenario": run.scenario, "method": run.label, "seed": run.seed, "client": client}
             tested = int(run.counts[client, 1])
             found = {"accuracy": float(ours), rival: float(theirs), "gain": float(ours - theirs)}
-            rows.append({**place, "test_samples": tested, **found})
+            lies = {"lies": client in run.attackers} if any(one.attackers for one in runs) else {}
+            rows.append({**place, **lies, "test_samples": tested, **found})
     return rows
 
 
@@ -183,7 +202,8 @@ def ranks(rows: Sequence[dict[str, Any]]) -> statistics.Ranks | None:
 
 
 def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> dict[str, Any]:
-    compared = [pair for run in mine if (pair := side_by_side(run, runs, rival)) is not None]
+    pairs = [(run.honest, side_by_side(run, runs, rival)) for run in mine]
+    compared = [(pair[0][honest], pair[1][honest]) for honest, pair in pairs if pair is not None]
     row: dict[str, Any] = {
         "scenario": mine[0].scenario,
         "method": label,
@@ -201,6 +221,7 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival
     row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
     row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
     row |= _gains(compared)
+    row |= _attacked(mine, runs)
     row["kib"] = _mean([run.kib for run in mine])
     row["seconds"] = _mean([run.seconds for run in mine])
     return row
@@ -213,6 +234,29 @@ def _gains(pairs: Sequence[tuple[Percent, Percent]]) -> dict[str, Any]:
     ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
     found = statistics.paired(ours, theirs)
     return {"gain": [found.better, found.equal, found.worse], "gain_points": found.gain, "gain_p": found.p}
+
+
+def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
+    """What is left for honest clients where others lie, and the points that it is above or below the run without."""
+    if not all(run.attackers for run in mine):
+        return {"attackers": 0, "honest": None, "attack_points": None, "attacker_weight": None}
+    costs = [cost for run in mine if (cost := _cost_of_attack(run, runs)) is not None]
+    weights = [run.attacker_weight[-1] for run in mine if run.attacker_weight]
+    return {
+        "attackers": len(mine[0].attackers),
+        "honest": _mean([float(_percent(run)[run.honest].mean()) for run in mine]),
+        "attack_points": _mean(costs) if costs else None,
+        "attacker_weight": _mean(weights) if weights else None,
+    }
+
+
+def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
+    """Mean accuracy of the honest clients, minus that of the same clients where nobody lies."""
+    same = (run.label, run.seed, run.partition, run.rounds)
+    for other in runs:
+        if (other.label, other.seed, other.partition, other.rounds) == same and not other.attackers:
+            return float((_percent(run) - _percent(other))[run.honest].mean())
+    return None
 
 
 def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
@@ -239,9 +283,10 @@ def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
 
 def _from_dict(row: dict[str, Any]) -> RunResult:
     phases = {name: _phase_of(row[name]) for name in ("before", "after")}
-    known = {field.name: row[field.name] for field in fields(RunResult)}
+    known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in LATER}
+    later = {name: tuple(row.get(name, ())) for name in LATER}
     counts = np.array(row["counts"], dtype=np.int64)
-    return RunResult(**{**known, **phases, "folder": Path(row["folder"]), "counts": counts})
+    return RunResult(**{**known, **later, **phases, "folder": Path(row["folder"]), "counts": counts})
 
 
 def _phase_of(row: dict[str, Any]) -> Phase:

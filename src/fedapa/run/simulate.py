@@ -17,6 +17,7 @@ from fedapa.run import loop
 from fedapa.run.engines import Engine, with_engine
 from fedapa.run.evaluate import Summary, summarise
 from fedapa.run.folder import ClientRow, RunFolder, client_rows
+from fedapa.run.guard import Limits
 from fedapa.run.loop import Plan, RoundLog, State
 from fedapa.run.room import MAP_ABOVE_MB, Room
 from fedapa.run.transport import InProcess, Record, Transport
@@ -74,12 +75,16 @@ def simulate(
     workers: int = 0,
     progress: Progress | None = None,
     mmap_above_mb: float = MAP_ABOVE_MB,
+    limits: Limits | None = None,
 ) -> Result:
-    """Run to the end, or on from where the folder's last checkpoint stands."""
+    """Run to the end, or on from where the folder's last checkpoint stands.
+
+    With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
+    """
     torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
     begin = loop.start(method, task, plan.seed)
     transport = InProcess(method, task, data, plan.seed, begin[1], workers)
-    like = loop.Expected(method, task, data.clients[0].train.x[0])
+    like = loop.Expected(method, task, data.clients[0].train.x[0], limits)
     rows = client_rows(data)
     return play(
         method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb

@@ -1,0 +1,127 @@
+"""Clients that lie: what they do by hand, who they are, and that everything else stays as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedapa.core.tree import equal
+from fedapa.data.federated import Split, from_arrays
+from fedapa.errors import InputError
+from fedapa.methods.attack import Attack, Tampered, attacked, attackers
+from fedapa.methods.catalogue import make
+from fedapa.methods.fedapa import FedAPA
+from fedapa.methods.fedavg import FedAvg
+from fedapa.task.local import Local
+from fedapa.verify import LAWS
+from fedapa.verify.case import Case
+
+CASE = Case(FedAPA())
+DOWN = {"omega": torch.tensor([1.0, 2.0, 3.0, 4.0]), "counts": torch.tensor([9.0, 9.0])}
+UP = {"omega": torch.tensor([4.0, 2.0, 3.0, 0.0]), "counts": torch.tensor([2.0, 3.0]), "n": torch.tensor([5.0])}
+
+
+def toolbox(client: int, round: int = 0) -> Local:
+    return Local(CASE.task, client, round, 3, Split(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)))
+
+
+def sent(method: Tampered, client: int, round: int = 0) -> dict[str, torch.Tensor]:
+    return method.encode(CASE.task, DOWN, UP, toolbox(client, round))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("method", [Tampered(FedAPA(), "noise", (1,), 1.0), Tampered(FedAvg(), "scaled", (0, 2), -0.5)])
+def test_law(method: Tampered, law: str) -> None:
+    LAWS[law](Case(method))
+
+
+def test_scaled_by_hand() -> None:
+    """The update is (3, 0, 0, -4); times -2 it is (-6, 0, 0, 8), on top of what was sent."""
+    lie = sent(Tampered(FedAvg(), "scaled", (1,), -2.0), 1)
+    assert lie["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]
+    assert (lie["counts"].tolist(), lie["n"].tolist()) == ([2.0, 3.0], [5.0])  # numbers of samples stay true
+
+
+def test_noise_has_the_norm_of_the_update_and_nothing_else_of_it() -> None:
+    method = Tampered(FedAvg(), "noise", (1,), 2.0)
+    lies = [sent(method, 1, round=t)["omega"] - DOWN["omega"] for t in range(400)]
+    for lie in lies:
+        assert float(lie.norm()) == pytest.approx(10.0, rel=1e-5)  # |(3, 0, 0, -4)| = 5, twice
+    assert float(torch.stack(lies).mean(0).abs().max()) < 1.0  # no direction: 10 / sqrt(4) / sqrt(400) = 0.25 apiece
+    torch.testing.assert_close(sent(method, 1, round=7)["omega"] - DOWN["omega"], lies[7], rtol=0, atol=0)
+
+
+def test_the_norm_of_several_models_is_their_joint_one() -> None:
+    down = {"theta": torch.zeros(300), "phi": torch.zeros(100)}
+    up = {"theta": torch.full((300,), 0.1), "phi": torch.full((100,), 0.1)}
+    lie = Tampered(FedAvg(), "noise", (0,), 1.0).encode(CASE.task, down, up, toolbox(0))
+    norms = {name: float(leaf.norm()) for name, leaf in lie.items()}
+    assert norms["theta"] ** 2 + norms["phi"] ** 2 == pytest.approx(4.0, rel=1e-5)
+    assert norms["theta"] > norms["phi"]
+
+
+@pytest.mark.parametrize("kind", ["noise", "scaled"])
+def test_the_honest_send_what_they_have(kind: str) -> None:
+    assert sent(Tampered(FedAvg(), kind, (1,)), 0) is UP  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedapa", "fedamp", "fedpac", "fedapa-exact"])
+def test_an_update_times_one_is_the_update_and_without_liars_no_bit_differs(name: str) -> None:
+    method = make(name)
+    plain = Case(method).run()
+    wrapped = Case(Tampered(method, "scaled", (0, 1), 1.0)).run()
+    for key in plain.server:
+        torch.testing.assert_close(wrapped.server[key], plain.server[key], rtol=1e-5, atol=1e-6)
+    nobody = Case(Tampered(method, "scaled", (), -5.0)).run()
+    assert equal(nobody.server, plain.server)
+
+
+def test_liars_are_the_same_whoever_trains_first() -> None:
+    case = Case(Tampered(FedAPA(), "noise", (0, 2), 1.0))
+    assert equal(case.run(workers=3).server, case.run(workers=1).server)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedgh", "fedapa+quantised"])
+def test_methods_without_a_model_to_tamper_with_are_refused(name: str) -> None:
+    case = Case(Tampered(make(name), "scaled", (1,)))
+    with pytest.raises(InputError, match="no update to tamper with"):
+        case.run(1)
+
+
+def test_local_has_nothing_to_tamper_with_and_does_not_mind() -> None:
+    plain, wrapped = (Case(method).run() for method in (make("local"), Tampered(make("local"), "scaled", (1,))))
+    assert all(equal(a.state, b.state) for a, b in zip(plain.records, wrapped.records, strict=True))
+
+
+def test_flipped_labels_are_the_liars_train_labels_alone() -> None:
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
+    data = from_arrays([(x, y, x, y)] * 3)
+    method, lied = attacked(FedAvg(), data, Attack("label-flip", (1,), 0.0))
+    assert method == FedAvg()
+    assert [client.train.y.tolist() for client in lied.clients] == [[0, 1, 2], [1, 2, 0], [0, 1, 2]]
+    assert all(client.test.y.tolist() == [0, 1, 2] for client in lied.clients)
+    assert lied.fingerprint == data.fingerprint  # the allocation is the same: runs with and without can be compared
+    assert data.clients[1].train.y.tolist() == [0, 1, 2]
+
+
+def test_who_lies() -> None:
+    assert attackers([5, 0], 20, seed=3) == (0, 5)
+    for seed in range(5):
+        one, two, four = (set(attackers(n, 20, seed)) for n in (1, 2, 4))
+        assert one < two < four
+        assert len(four) == 4
+    assert len({attackers(4, 20, seed) for seed in range(20)}) > 10
+    assert attackers(4, 20, 1) == attackers(4, 20, 1)
+
+
+@pytest.mark.parametrize("wanted", [0, 4, 9, [], [0, 1, 2, 3], [4], [-1]])
+def test_who_cannot_lie(wanted: int | list[int]) -> None:
+    with pytest.raises(InputError, match=r"attack\.clients"):
+        attackers(wanted, 4, 0)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), "much"])
+def test_a_factor_is_a_number(factor: object) -> None:
+    with pytest.raises(InputError, match=r"Tampered\.factor"):
+        Tampered(FedAvg(), "scaled", (0,), factor)  # type: ignore[arg-type]
