@@ -1,11 +1,17 @@
 """Experiments load, say how they are run, and their results belong to them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedapa.config.grid import load_scenarios
+from fedapa.run import results
+from fedapa.run.evaluate import Summary
+from fedapa.run.results import Phase, RunResult
 from maker import load_maker
 
 ROOT = Path(__file__).parents[1]
@@ -36,3 +42,49 @@ def test_experiment(path: Path) -> None:
 def test_the_results_page_is_current() -> None:
     current = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert current == load_maker("make_results").page(), "run: python docs/make_results.py"
+
+
+def made_up(scenario: str, label: str, test: float, held: float | None = None, **more: Any) -> RunResult:
+    """A run of two clients whose last round is ``test`` percent right."""
+    phase = Phase(test, test, 1, test, None, Summary(test, test, 0.0, test, test), (test,), held)
+    counts = np.array([[test, 100], [test, 100]], dtype=np.int64)
+    run = RunResult(Path("x"), scenario, label, 7, "finished", 20, 20, "after", phase, phase, 1.0, 1.0, counts, "p")
+    return replace(run, **more)
+
+
+def section(monkeypatch: pytest.MonkeyPatch, maker: str, experiment: str, runs: list[RunResult]) -> str:
+    """A part of the results page, as it would be with these runs."""
+    page = load_maker("make_results")
+    rows = json.loads(json.dumps(results.as_dicts(runs), default=str))
+    monkeypatch.setattr(page, "_kept", lambda path: rows if path.stem == experiment else [])
+    return "\n".join(getattr(page, maker)(FOLDER / f"{experiment}.toml"))
+
+
+def test_the_rule_is_chosen_by_held_out_data_whatever_the_test_data_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By test accuracy exact-noise would win; fedper is no rule; exact-blocks was run in one column alone."""
+    accuracies = {"fedapa-exact": (60, 80.0, 70.0), "exact-fixed": (50, 78.0, 76.0), "exact-noise": (99, 70.0, 70.0)}
+    accuracies["fedper"] = (50, 99.0, 99.0)
+    runs = [
+        made_up(f"rules-{name}", label, test, held)
+        for label, (test, *helds) in accuracies.items()
+        for name, held in zip(("dirichlet", "pathological"), helds, strict=True)
+    ]
+    runs.append(made_up("rules-dirichlet", "exact-blocks", 50, 99.0))
+    told = section(monkeypatch, "_rules", "beyond-rules", runs)
+    assert "choose **exact-fixed**" in told
+    assert "| exact-fixed | 78.00 | 76.00 | 77.00 |" in told
+    assert "exact-blocks" in told.split("Without a run in every column: ")[1]
+    assert "99" not in told.split("| exact-noise |")[1].split("\n")[0]  # no test accuracy anywhere
+    for config in load_scenarios(str(FOLDER / "beyond-rules.toml")).values():
+        assert (config.data.validation, config.seeds) == (0.1, [7])
+
+
+def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 1 lies: client 0 had 80 right and has 50; its mixture gives 0.3, then 0.1, then nothing to the liar."""
+    course = tuple([0.3] * 5 + [0.1] * 5 + [0.0] * 10)
+    lied = made_up("poisoned-scaled-1", "fedapa-exact", 50, attackers=(1,), attacker_weight=course)
+    told = section(monkeypatch, "_poisoned", "poisoned", [made_up("poisoned-none", "fedapa-exact", 80), lied])
+    cells = [line.split(" | ") for line in told.splitlines() if line.startswith("| fedapa-exact")]
+    assert [cell for cell in cells[0][1:] if cell.strip(" |") != "–"] == ["80.00", "-30.00"]
+    assert [cell for cell in cells[1][1:] if cell.strip(" |") != "–"] == ["30.0 → 10.0 → 0.0"]
+    assert "5 for 1, 10 for 2, 20 for 4" in told

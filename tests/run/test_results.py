@@ -55,6 +55,8 @@ def test_the_selected_round_is_the_one_with_the_best_validation_accuracy(tmp_pat
     with closing(sqlite3.connect(path / "run.db")) as db:
         wanted = db.execute("SELECT pooled FROM accuracy WHERE round=1 AND phase='after' AND data='test'").fetchone()
     assert run.after.selected == wanted[0]  # the first of equals
+    assert run.after.held == pytest.approx((3 + 9 + 2 + 2 + 2) / 5)
+    assert run.before.held is None
 
 
 def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Phase:
     selected: float | None  # at the round with the best validation accuracy, where there is validation data
     summary: Summary  # of the last round
     curve: tuple[float, ...]  # pooled accuracy of every evaluated round
+    held: float | None = None  # accuracy on validation data, mean of the last five rounds: to choose by
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def _phase(db: Any, name: str) -> Phase | None:
     held = [summary.pooled for _, summary in ledger.curve(db, name, "validation")]
     selected = pooled[int(np.argmax(held))] if held else None
     tail, curve = float(np.mean(pooled[-TAIL:])), tuple(round(value, 2) for value in pooled)
-    return Phase(pooled[-1], pooled[best], rows[best][0] + 1, tail, selected, rows[-1][1], curve)
+    chosen_by = float(np.mean(held[-TAIL:])) if held else None
+    return Phase(pooled[-1], pooled[best], rows[best][0] + 1, tail, selected, rows[-1][1], curve, chosen_by)
 
 
 def side_by_side(run: RunResult, runs: Sequence[RunResult], rival: str) -> tuple[Percent, Percent] | None:
@@ -216,8 +218,9 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival
         row |= {f"{name}_{key}": _mean([getattr(p, key) for p in phases]) for key in ("last", "tail", "best")}
         spread = statistics.interval([p.last for p in phases])
         row |= {f"{name}_sd": spread.sd, f"{name}_low": spread.low, f"{name}_high": spread.high}
-        selected = [p.selected for p in phases if p.selected is not None]
-        row[f"{name}_selected"] = _mean(selected) if len(selected) == len(phases) else None
+        for key in ("selected", "held"):
+            values = [getattr(p, key) for p in phases if getattr(p, key) is not None]
+            row[f"{name}_{key}"] = _mean(values) if len(values) == len(phases) else None
     row["worst_client"] = _mean([run.headline.summary.worst for run in mine])
     row["worst_tenth"] = _mean([run.headline.summary.worst10 for run in mine])
     row |= _gains(compared)
