@@ -65,8 +65,9 @@ WHY = """
 - **FedAvg is lower than printed.** The paper leaves open how long, with whom and with which momentum it ran, and does
   not publish its allocations, which differ by several points. {fedavg}
 - **FedAPA gains less over Local than the paper's numbers suggest.** The paper has no Local row. Its own ablation with
-  the self-weight at 1, which keeps most of a client's own model, prints {alone:.2f}, close to our Local. The learned weights
-  end nearly uniform: all models share a large common part, so a step moves all weights of a row together.
+  the self-weight at 1, which keeps most of a client's own model, prints {alone:.2f}, close to our Local. The
+  learned weights end nearly uniform: all models share a large common part, so a step moves all weights of a row
+  together.
 - **Simple things are strong.** Local training, FedAvg with fine-tuning and FedPer are missing from the paper's table
   and are level with or ahead of several methods in it, here as in other comparisons.
 - **Before or after?** FedAvg's paper evaluates the shared model, which is what the low numbers of FedAvg are; the same
