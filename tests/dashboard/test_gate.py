@@ -42,6 +42,10 @@ def test_the_owner_gets_everything_with_a_strict_policy(client: TestClient) -> N
         assert policy["script-src"] == "'self'"
         assert policy["frame-ancestors"] == "'none'"
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"  # an address may hold the token
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+        assert path.startswith("/static") or answer.headers["cache-control"] == "no-store"
     page = client.get("/").text
     assert "<script>" not in page
     assert " onclick" not in page
@@ -98,8 +102,14 @@ def test_elsewhere_everybody_needs_the_token(folder: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, "/clients?run=a&sort=b")
         assert "httponly" in answer.headers["set-cookie"].lower()
         assert client.get("/api/overview").status_code == 200  # by the cookie
-        away = client.get(f"//evil.example/?token={TOKEN}", headers={"Cookie": ""})
-        assert not away.headers.get("location", "/").startswith("//")
+
+
+def test_the_way_from_the_token_leads_to_this_server(folder: Path) -> None:
+    for path in ("//evil.example/", "/\\evil.example/", "///evil.example"):
+        app = make_app(folder, "192.0.2.7", TOKEN)
+        with TestClient(app, base_url="http://192.0.2.7", follow_redirects=False) as client:
+            answer = client.get(f"http://192.0.2.7{path}?token={TOKEN}")
+            assert (answer.status_code, answer.headers["location"][:2]) == (303, "/e"), path
 
 
 def test_which_hosts_are_this_machine() -> None:

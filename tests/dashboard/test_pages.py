@@ -144,6 +144,27 @@ def test_live_updates_reload_and_two_viewers(tmp_path: Path, browser: Looker) ->
         assert faults(browser) == []
 
 
+def test_a_tab_that_nobody_sees_asks_for_nothing(tmp_path: Path, browser: Looker) -> None:
+    writer = Writer(tmp_path / "runs" / "a", 4, rounds=6)
+    try:
+        with serving(tmp_path / "runs") as address, browser.look(address) as tab:
+            tab.locator("tbody", has_text="0 / 6").wait_for()
+            tab.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+            asked: list[str] = []
+            tab.on("request", lambda request: asked.append(request.url))
+            writer.play(2)
+            other = browser.browser.new_page()
+            other.goto(address)
+            other.locator("tbody", has_text="2 / 6").wait_for()  # the news is out
+            other.close()
+            assert asked == []
+            tab.bring_to_front()
+            tab.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+            tab.locator("tbody", has_text="2 / 6").wait_for()
+    finally:
+        writer.close()
+
+
 def test_the_server_goes_and_comes_back(tmp_path: Path, browser: Looker) -> None:
     make_run(tmp_path / "runs" / "a", "fedapa", [[1, 2]], weights=True)
     with serving(tmp_path / "runs") as address:

@@ -19,6 +19,7 @@ from serving import Writer
 from command import Call, started
 from fedapa.dashboard import terminal, views
 from fedapa.dashboard.board import Board
+from fedapa.dashboard.server import Server
 from fedapa.errors import InputError
 from fedapa.run import ledger
 from made_runs import change, make_run
@@ -226,6 +227,17 @@ def test_the_command_and_its_mistakes(fedapa: Call, top: Path) -> None:
     answer = fedapa("watch", top, "--host", "no.such.host.invalid")
     assert (answer.code, answer.err.split(":")[0]) == (2, "error")
     assert ledger.is_begun(top / "fedapa-seed0" / "run.db")
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_a_token_is_made_up_where_others_can_come(
+    fedapa: Call, top: Path, monkeypatch: pytest.MonkeyPatch, host: str, is_open: bool
+) -> None:
+    monkeypatch.delenv("FEDAPA_TOKEN", raising=False)
+    monkeypatch.setattr(Server, "run", lambda self, sockets: None)
+    answer = fedapa("watch", top, "--host", host, "--port", 0)
+    _, _, token = answer.out.strip().partition("?token=")
+    assert (answer.code, len(token) >= 32) == (0, not is_open)
 
 
 def test_the_command_as_a_process_until_ctrl_c(top: Path) -> None:

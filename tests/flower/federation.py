@@ -73,10 +73,12 @@ class Federation:
         for name in sites:
             self.spawn("site", "join", f"kits/{name}", before=self.within.get(name, ()))
 
-    def spawn(self, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def spawn(self, *words: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[bytes]:
         command = [*before, sys.executable, "-m", "fedapa.cli", *words]
         with open(self.folder / f"{words[1]}.log", "ab") as log:
-            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, env={**os.environ, **environment}
+            )
         self.started.append(process)
         return process
 

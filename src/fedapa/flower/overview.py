@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
     folders = folder.runs_under(runs) if runs is not None else []
     about = [_run(path) for path in folders]
     events = [event for path in folders for event in _events(path)]
-    refused = {name: sum(e["kind"] == "refused" and e["site"] == name for e in events) for name in _names(events)}
+    marks = Counter((event["site"], event["kind"]) for event in events)
+    moved = sum((_moved(path) for path in folders), Counter[str]())
     sites = [
         {
             "site": site.name,
@@ -33,7 +35,9 @@ def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
             if online is None
             else online.get(site.node, "registered"),
             "added": site.added,
-            "refusals": refused.get(site.name, 0),
+            "refusals": marks[site.name, "refused"],
+            "absent": marks[site.name, "absent"],
+            "MB": moved[site.name] / 1e6,
             "share": site.share,
         }
         for site in coordinator.sites()
@@ -51,8 +55,14 @@ def _online(coordinator: Coordinator) -> dict[int, str] | None:
         control.close()
 
 
-def _names(events: list[dict[str, Any]]) -> set[str]:
-    return {str(event["site"]) for event in events}
+def _moved(path: Path) -> Counter[str]:
+    """Bytes down and up of every site in one run."""
+    agreement = read_agreement(path)
+    if agreement is None or not ledger.is_begun(path / "run.db"):
+        return Counter()
+    with ledger.reading(path / "run.db") as db:
+        totals = ledger.client_totals(db)
+    return Counter({name: down + up for name, (_, down, up, _) in zip(agreement.terms.names, totals, strict=False)})
 
 
 def _run(path: Path) -> dict[str, Any]:

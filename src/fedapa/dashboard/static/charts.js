@@ -2,12 +2,8 @@
 
 const LIBRARY = "/static/plotly.js";
 
-// Brought early, run late: running it holds everything else up for a while.
-export function fetchAhead() {
-  const link = document.createElement("link");
-  Object.assign(link, { rel: "preload", as: "script", href: LIBRARY, fetchPriority: "low" });
-  document.head.append(link);
-}
+// Brought into the browser's cache early, run late: running it holds everything else up for a while.
+export const fetchAhead = () => fetch(LIBRARY, { priority: "low" }).then((answer) => answer.arrayBuffer()).catch(() => {});
 
 let loading;
 function library() {
@@ -82,7 +78,7 @@ function dressed(layout) {
 
 // FedAPA, Local and FedAvg look the same everywhere; colours and dashes are told apart with any colour vision.
 const LANDMARKS = { fedapa: ["one", "solid"], local: ["two", "dash"], fedavg: ["three", "dashdot"] };
-const REST = [["four", "dot"], ["five", "longdash"], ["ink", "longdashdot"]];
+const REST = [["four", "dot"], ["five", "12px,3px,3px,3px,3px,3px"], ["ink", "longdashdot"]];
 
 export function looks(labels) {
   const found = {};
@@ -108,6 +104,7 @@ export const HEAT = "Cividis";
 export function heat(matrix, order, names, low, top, what) {
   const texts = order.map((i) => literal(short(names[i], 8)));
   const whole = order.map((i) => literal(names[i]));
+  const room = 14 + 5.5 * Math.max(...order.map((i) => short(names[i], 8).length));
   const z = order.map((i) => order.map((j) => (i === j ? null : matrix[i][j])));
   const own = order.map((i) => matrix[i][i]);
   const text = order.map((i, a) => order.map((j, b) => `${whole[a]} ← ${whole[b]}: ${(a === b ? own[a] : matrix[i][j])?.toFixed(3)}`));
@@ -120,7 +117,7 @@ export function heat(matrix, order, names, low, top, what) {
     layout: {
       xaxis: ticks(texts, { side: "bottom", constrain: "domain", showgrid: false, zeroline: false, tickangle: -90 }),
       yaxis: ticks(texts, { autorange: "reversed", scaleanchor: "x", constrain: "domain", showgrid: false, zeroline: false }),
-      margin: { l: 56, r: 8, t: 6, b: 56 },
+      margin: { l: room, r: 8, t: 6, b: room },
     },
   };
 }

@@ -40,7 +40,7 @@ export function overview(root) {
       count("failed") + count("unreadable") ? tile(String(count("failed") + count("unreadable")), "failed or unreadable", "see Events") : null,
       ...bestTiles(scenario));
     federation.hidden = !found.sites.length;
-    fill(sites, siteTable(found.sites));
+    fill(sites, found.sites.length && found.sites.every((site) => ["unknown", "removed"].includes(site.state)) ? trouble("The SuperLink does not answer, so nobody knows who is online. `fedapa coordinator start` starts it.") : null, siteTable(found.sites));
     fill(grid, runGrid(found, query));
     accuracy.hidden = comparison.hidden = !scenario;
     if (!scenario) return;
@@ -73,8 +73,10 @@ function accuracyAxis(rows) {
 
 const siteTable = (rows) => table([
   { key: "site", head: "site", text: true },
-  { key: "state", head: "state", text: true, show: (r) => h("span", { class: `state ${r.state === "online" ? "running" : ""}` }, h("i", { "aria-hidden": "true" }, r.state === "online" ? "●" : "○"), r.state) },
-  { key: "refusals", head: "refusals" },
+  { key: "state", head: "state", text: true, show: (r) => h("span", { class: `state ${{ online: "running", offline: "cut-off" }[r.state] ?? ""}` }, h("i", { "aria-hidden": "true" }, r.state === "online" ? "●" : "○"), r.state) },
+  { key: "refusals", head: "refusals", show: (r) => h("span", { class: r.refusals ? "kind alarm" : null }, String(r.refusals)) },
+  { key: "absent", head: "rounds absent" },
+  { key: "MB", head: "moved", show: (r) => size((r.MB * 1e6) / 1024) },
   { key: "added", head: "since", text: true, show: (r) => r.added?.slice(0, 10) },
 ], rows, { caption: "Sites of the federation" });
 
@@ -210,30 +212,34 @@ export function clients(root) {
     if (!one) { shown = null; return fill(detail); }
     if (one.trouble) { shown = null; return fill(detail, trouble(one.trouble)); }
     if (shown !== `${run.name} ${one.client}`) {
-      charts = { title: h("h2", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }) };
+      charts = { title: h("h2", {}), what: h("h3", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }), soon: h("p", { class: "empty" }, "No round yet."), still: h("p", { class: "empty" }, "Nothing yet.") };
       fill(detail, h("section", { class: "panel" }, charts.title, charts.facts,
-        h("h3", {}, "Accuracy"), charts.curve, h("h3", {}, "Train samples of every class"), charts.labels,
-        h("h3", {}, "Whose model it takes, round by round"), charts.weights, charts.none, h("h3", {}, "Sent and received"), charts.bytes));
+        h("h3", {}, "Accuracy"), charts.curve, charts.soon, charts.what, charts.labels,
+        h("h3", {}, "Whose model it takes, round by round"), charts.weights, charts.none, h("h3", {}, "Sent and received"), charts.bytes, charts.still));
       shown = `${run.name} ${one.client}`;
       if (isNarrow() && here().query.has("client")) detail.scrollIntoView({ block: "start" });
     }
     charts.title.textContent = `Client ${one.name}`;
     charts.facts.textContent = `${whole(one.train)} train and ${whole(one.test)} test samples`;
-    draw(charts.curve, () => [
+    charts.soon.hidden = !(charts.curve.hidden = !one.rounds.length);
+    charts.still.hidden = !(charts.bytes.hidden = !one.bytes.rounds.length);
+    if (one.rounds.length) draw(charts.curve, () => [
       line(one.rounds, one.before, "before local training", ["two", "dash"]), line(one.rounds, one.after, "after local training", ["one", "solid"]),
-    ], () => ({ xaxis: roundAxis, yaxis: percentAxis, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Accuracy of client ${one.name}`);
+    ], () => ({ xaxis: roundAxis, yaxis: percentAxis, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 125 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Accuracy of client ${one.name}`);
     const names = one.labels.map((_, k) => one.classes[k] ?? String(k));
-    draw(charts.labels, () => [{ type: "bar", x: names.map(literal), y: one.labels, marker: { color: colour("one") }, hovertemplate: "%{x}: %{y}<extra></extra>" }],
-      () => ({ xaxis: { type: "category", tickangle: names.length > 6 ? -45 : 0 }, yaxis: { title: { text: "samples" } } }), `Train samples of every class at client ${one.name}`);
+    const isDeclared = one.labels.every((n) => n <= 1) && one.labels.reduce((a, b) => a + b, 0) < one.train; // sites do not count
+    charts.what.textContent = isDeclared ? "Classes that it declared" : "Train samples of every class";
+    draw(charts.labels, () => [{ type: "bar", x: names.map(literal), y: one.labels, marker: { color: colour("one") }, hovertemplate: isDeclared ? "%{x}<extra></extra>" : "%{x}: %{y}<extra></extra>" }],
+      () => ({ xaxis: { type: "category", tickangle: names.length > 6 ? -45 : 0 }, yaxis: isDeclared ? { showticklabels: false, showgrid: false } : { title: { text: "samples" } } }), `${charts.what.textContent}, client ${one.name}`);
     charts.weights.hidden = !one.weights;
     charts.none.hidden = Boolean(one.weights);
     charts.none.textContent = "This method keeps no matrix of weights (FedAPA and FedAMP do).";
     if (one.weights) {
-      const styles = [["one", "solid"], ["two", "dash"], ["three", "dashdot"], ["four", "dot"], ["five", "longdash"], ["ink", "longdashdot"]];
+      const styles = [["one", "solid"], ["two", "dash"], ["three", "dashdot"], ["four", "dot"], ["five", "12px,3px,3px,3px,3px,3px"], ["ink", "longdashdot"]];
       draw(charts.weights, () => one.weights.lines.map((w, k) => line(one.weights.rounds, w.values, w.client === one.client ? "itself" : w.client == null ? w.name : `client ${w.name}`, w.client == null ? ["other", "solid"] : styles[k], { hovertemplate: `${literal(w.name)}<br>round %{x}: %{y:.4f}<extra></extra>` })),
         () => ({ xaxis: roundAxis, yaxis: { title: { text: "weight" }, rangemode: "tozero" } }), `Weights of client ${one.name} over the rounds`);
     }
-    draw(charts.bytes, () => [line(one.bytes.rounds, one.bytes.down, "received", ["three", "dash"], { hovertemplate: "received by round %{x}: %{y:,.0f} KiB<extra></extra>" }), line(one.bytes.rounds, one.bytes.up, "sent", ["four", "solid"], { hovertemplate: "sent by round %{x}: %{y:,.0f} KiB<extra></extra>" })],
+    if (one.bytes.rounds.length) draw(charts.bytes, () => [line(one.bytes.rounds, one.bytes.down, "received", ["three", "dash"], { hovertemplate: "received by round %{x}: %{y:,.0f} KiB<extra></extra>" }), line(one.bytes.rounds, one.bytes.up, "sent", ["four", "solid"], { hovertemplate: "sent by round %{x}: %{y:,.0f} KiB<extra></extra>" })],
       () => ({ xaxis: roundAxis, yaxis: { title: { text: "KiB, all rounds" }, rangemode: "tozero" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Bytes of client ${one.name}`);
   }
 
@@ -281,6 +287,7 @@ export function collaboration(root) {
   const play = h("button", { type: "button", "aria-pressed": "false" }, "▶ Play");
   const bar = h("div", { class: "controls" }, play, slider, shownRound);
   const message = h("div", {});
+  const who = h("span", {});
   const maps = { A: chart(430, "even"), similar: chart(430, "even"), graph: chart(430, "even"), course: chart(430, "even") };
   const box = (title, text, node) => h("figure", { class: "panel" }, h("h2", {}, title), node, h("figcaption", { class: "quiet" }, text));
   const figures = h("div", { class: "pair" },
@@ -303,13 +310,15 @@ export function collaboration(root) {
     const run = chosenRun(found, hasWeights) ?? chosenRun(found);
     if (!run) { figures.hidden = bar.hidden = true; return fill(message, noRun(found)); }
     fill(controls, runPicker(found, run, hasWeights), h("span", {}, state(run.state)),
-      field("Order", select([["labels", "similar labels together"], ["number", "by number"]], here().query.get("order") ?? "labels", (v) => adjust({ order: v === "labels" ? null : v }), { "data-key": "order" })));
+      field("Order", select([["labels", "similar labels together"], ["number", "by number"]], here().query.get("order") ?? "labels", (v) => adjust({ order: v === "labels" ? null : v }), { "data-key": "order" })), who);
     const wanted = here().query.get("round");
     view = await moment(run, wanted, found.version);
     const hidden = view.trouble || !view.rounds.length;
     figures.hidden = bar.hidden = Boolean(hidden);
     if (hidden) return fill(message, view.trouble ? trouble(view.trouble) : empty("This method keeps no matrix of weights; FedAPA and FedAMP do. Choose one of their runs."));
     fill(message);
+    follow = here().query.has("client") ? Number(here().query.get("client")) : null;
+    fill(who, field("Follow", select([["", "nobody"], ...view.names.map((name, i) => [String(i), short(name)])], String(follow ?? ""), (v) => adjust({ client: v }), { "data-key": "who" })));
     rounds = view.rounds;
     slider.max = String(rounds.length - 1);
     slider.value = String(rounds.indexOf(view.round));
@@ -353,8 +362,7 @@ export function collaboration(root) {
         maps.graph.dataset.heard = "yes";
         maps.graph.on("plotly_click", (event) => {
           const i = event.points.find((point) => point.customdata != null)?.customdata;
-          follow = i === follow ? null : (i ?? follow);
-          show();
+          if (i != null) adjust({ client: i === follow ? null : i });
         });
       }
     });
@@ -418,6 +426,7 @@ export function compare(root) {
     const look = looks([...new Set(ranked)]);
     fill(controls, field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })),
       field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })), zoomBox());
+    const named = (label) => view.rows.find((row) => row.method === label)?.title ?? label;
     const several = new Set(view.curves.map((c) => c.scenario)).size > 1;
     draw(curves, () => view.curves.map((c) => line(c.rounds, c[phase === "reported" ? c.evaluated : phase], `${c.title}, seed ${c.seed}${several ? `, ${c.scenario}` : ""}`, look[c.label])),
       () => ({ xaxis: roundAxis, yaxis: accuracyAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
@@ -431,12 +440,12 @@ export function compare(root) {
         { key: "tail", head: "last five %", show: (r) => number(r[`${r.evaluated}_tail`]), by: (r) => r[`${r.evaluated}_tail`] },
         { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
         { key: "worst_tenth", head: "worst tenth %", show: (r) => number(r.worst_tenth, 1) },
-        { key: "gain_points", head: `over ${against}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points)) },
+        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points)) },
         { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
         { key: "gain_p", head: "Wilcoxon", show: (r) => sureness(r.gain_p) || "–" },
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
       ], view.rows, { sort: query.get("sort") ?? "-last", onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
-      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${m} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
+      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
   };
 }
 
@@ -473,6 +482,7 @@ export function events(root) {
       { key: "text", head: "", text: true, show: (e) => h("span", { class: "long" }, e.text) },
       { key: "when", head: "when", text: true, show: (e) => (e.when ? e.when.slice(0, 19).replace("T", " ") : null) },
     ];
+    if (isNarrow()) columns.splice(1, 0, ...columns.splice(columns.findIndex((one) => one.key === "text"), 1)); // what happened is seen without scrolling
     fill(list, table(columns.filter((one) => rows.some((row) => row[one.key] != null)), rows, { sort: query.get("sort"), onsort: (sort) => adjust({ sort }), caption: "Events" }), view.left_out ? h("p", { class: "quiet" }, `${whole(view.left_out)} more are in the run.db files.`) : null);
   };
 }
@@ -486,7 +496,7 @@ export function config(root) {
     if (!run) return fill(body, noRun(found));
     fill(controls, runPicker(found, run), h("span", {}, state(run.state)));
     const view = await get("config", { run: run.name });
-    const facts = (entries) => h("dl", { class: "facts" }, entries.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, words(value)))));
+    const facts = (entries) => h("dl", { class: "facts" }, entries.map(([key, value]) => h("div", {}, h("dt", {}, breakable(key)), h("dd", {}, words(value)))));
     const flat = ([name, value]) => (isTable(value) ? Object.entries(value).map(([key, one]) => [`${name}.${key}`, one]) : [[name, value]]);
     const about = Object.entries(view.about ?? {}).filter(([key, value]) => value && key !== "status");
     fill(body, view.trouble ? trouble(view.trouble) : null,
@@ -497,5 +507,6 @@ export function config(root) {
   };
 }
 
+const breakable = (key) => key.split(/(?<=[._])/).flatMap((part) => [h("wbr", {}), part]);
 const isTable = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const words = (value) => (Array.isArray(value) ? value.map(words).join(", ") : isTable(value) ? JSON.stringify(value) : String(value));
