@@ -109,7 +109,7 @@ class Federation:
         return int(line.split()[0])
 
     def node(self, name: str) -> int:
-        return self.child(self.folder / "kits" / name / joining.PID, "flower_supernode")
+        return self.child(self.folder / "kits" / name / joining.PID, "fedapa.flower.node")
 
     def worker(self, name: str) -> int:
         return self.child(self.folder / "kits" / name / joining.PID, "fedapa.flower.worker")

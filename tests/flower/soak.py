@@ -17,17 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation, absences, assert_same, kill, trained, wait_for_round
+from federation import Federation, absences, assert_same, kill, trained, wait
 from fleet import NAMES
 
 from fedapa.flower import processes, serving
 from fedapa.flower.store import Store
 from fedapa.run import checkpoint, ledger
 from fedapa.run.folder import rounds_done, status
+from fedapa.run.ledger import is_begun
 
 KINDS = ("superlink", "coordinator", "node", "worker")
-# Short enough that a site whose node was killed sometimes misses a round, and sometimes is back in time.
-PATIENCE = ("federation.round_timeout=45.0", "federation.rejoin=20.0")
 STUCK = 900.0  # seconds without another round
 VERSIONS = checkpoint.KEEP + 3  # states of one run that a site may keep: of checkpoints, of one being written, of now
 LARGER = 1.5  # times the memory or disk of the beginning that count as growing without bound
@@ -61,6 +60,7 @@ class Storm:
     rounds: int
     every: int
     minutes: float
+    timeout: float
     chance: random.Random
     kills: list[Kill] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
@@ -72,9 +72,11 @@ class Storm:
         return self.federation.folder / "soak" / "fedapa-seed0"
 
     def play(self) -> None:
-        words = [word for change in (f"run.rounds={self.rounds}", *PATIENCE) for word in ("--set", change)]
+        patience = (f"federation.round_timeout={self.timeout}", f"federation.rejoin={self.timeout / 2}")
+        words = [word for change in (f"run.rounds={self.rounds}", *patience) for word in ("--set", change)]
         self.process = self.federation.run("soak", *words)
-        wait_for_round(self.run, 1)
+        wait(lambda: self.process.poll() is not None or is_begun(self.run / "run.db"), 600)
+        assert self.process.poll() is None, f"it does not begin: see {self.federation.folder}/run.log"
         begin = moved = time.monotonic()
         seen = 0
         while not (self.process.poll() is not None and status(self.run) == "finished"):
@@ -162,13 +164,15 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=200)
     asked.add_argument("--every", type=int, default=6, help="rounds between two kills, on average")
     asked.add_argument("--minutes", type=float, default=45.0, help="no kills after that")
+    # Short enough that a site whose node was killed sometimes misses a round, and sometimes is back in time.
+    asked.add_argument("--timeout", type=float, default=45.0, help="seconds that a site has for its answer")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--out", type=Path, help="a JSON file for the figures")
     wanted = asked.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fedapa-soak-"))
     print(f"seed {wanted.seed}, in {folder}", flush=True)
     federation = Federation(folder, processes.free_port() if serving.find_nginx() else 0)
-    storm = Storm(federation, wanted.rounds, wanted.every, wanted.minutes, random.Random(wanted.seed))
+    storm = Storm(federation, wanted.rounds, wanted.every, wanted.minutes, wanted.timeout, random.Random(wanted.seed))
     begin = time.monotonic()
     try:
         federation.start()

@@ -1,65 +1,27 @@
-"""Real processes over TLS: the same bits as in one process, whoever is killed when, and whatever breaks.
+"""Real processes over TLS on loopback: the same bits as in one process, whoever is killed when.
 
-They take minutes, and run in `make test-federation`. Where this machine allows it, all sites come in through the door,
-one of them from a network namespace of its own, and another one has a small disk of its own.
+They take minutes, and run in `make test-federation`.
 """
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from federation import Federation, absences, assert_same, events, fedapa, kill, trained, wait, wait_for_round
-from fleet import NAMES
-from hardship import Disk, Network, disk, network
-
-from fedapa.flower import processes, serving
+from federation import Federation, assert_same, events, fedapa, kill, trained, wait_for_round
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
 )
 
 
-OUTAGE = float(os.environ.get("FEDAPA_OUTAGE", "60"))  # seconds without network
-REMOTE, CRAMPED = "birch", "cedar"  # the site with a network of its own, the site with a small disk
-T = TypeVar("T")
-
-
-class Hard(Federation):
-    """One that can be made to suffer; ``without`` says why not."""
-
-    network: Network | None = None
-    disk: Disk | None = None
-    without = ""
-
-
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory) -> Iterator[Hard]:
-    folder = tmp_path_factory.mktemp("federation")
-    with ExitStack() as stack:
-        door = processes.free_port() if serving.find_nginx() else 0
-        cable, no_cable = attempt(stack, network) if door else (None, "nginx is not installed")
-        made = Hard(folder, door, host=cable.host if cable else "127.0.0.1")
-        made.network = cable
-        made.disk, no_disk = attempt(stack, lambda: disk(folder / "kits" / CRAMPED, 8))
-        made.without = no_cable or no_disk
-        stack.callback(made.close)
-        if cable:
-            made.within[REMOTE] = cable.within
+def federation(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    try:
         made.start()
         yield made
-
-
-def attempt(stack: ExitStack, make: Callable[[], AbstractContextManager[T]]) -> tuple[T | None, str]:
-    """What was made, or why it cannot be made here."""
-    try:
-        return stack.enter_context(make()), ""
-    except (PermissionError, FileNotFoundError) as error:
-        return None, str(error)
+    finally:
+        made.close()
 
 
 def test_five_methods_have_the_bits_of_one_process(federation):
@@ -95,92 +57,3 @@ def test_killed_one_after_another_nothing_is_lost_and_nothing_counted_twice(fede
     fedapa("coordinator", "resume", "storm", cwd=federation.folder)
     assert trained(run) == [4] * 6
     assert_same(federation, run)
-
-
-def test_a_site_whose_network_is_pulled_mid_round_is_asked_again(federation):
-    """It has its request and cannot answer: its heartbeat expires, its message comes back, and it is asked again."""
-    if federation.network is None:
-        pytest.skip(f"no network of its own for a site: {federation.without}")
-    run = federation.folder / "pulled" / "fedapa-seed0"
-    process = federation.run("pulled", "--set", "run.rounds=4")
-    wait_for_request(federation, REMOTE, 2)
-    federation.network.pull()
-    time.sleep(OUTAGE)
-    assert len(trained(run)) == 1  # the round waits for it
-    federation.network.plug()
-    assert process.wait(900) == 0
-    assert trained(run) == [4] * 4
-    assert_same(federation, run)
-
-
-def wait_for_request(federation: Federation, name: str, number: int) -> None:
-    """Until a site has received what it is asked in this round of a run that just began."""
-    log = federation.folder / "kits" / name / "log" / "node.log"
-    start = log.stat().st_size
-
-    def asked() -> bool:
-        told = log.read_bytes()[start:].decode(errors="replace").partition(f", ROUND {number}]")[2]
-        return "Received successfully" in told
-
-    wait(asked, 300, 0.02)
-
-
-def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
-    """To the last byte: states, logs and status of the site are all on it."""
-    if federation.disk is None:
-        pytest.skip(f"no disk of its own for a site: {federation.without}")
-    run = federation.folder / "full" / "fedapa-seed0"
-    process = federation.run("full", "--set", "run.rounds=6")
-    wait_for_round(run, 1)
-    federation.disk.fill()
-    wait(lambda: bool(absences(run)), 120)
-    shown = fedapa("site", "status", f"kits/{CRAMPED}", "--format", "json", cwd=federation.folder).stdout
-    federation.disk.free()
-    assert process.wait(900) == 0
-    absent, cramped = absences(run), NAMES.index(CRAMPED)
-    assert {i for _, i in absent} == {cramped}
-    assert all("No space left on device" in text for _, _, _, text in events(run))
-    assert "No space left on device" in shown
-    assert (5, cramped) not in absent
-    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(6)]
-    assert_same(federation, run, absent)
-    assert not list((federation.folder / "kits" / CRAMPED).rglob("*.part"))
-
-
-def test_a_straggler_is_left_out_and_comes_back(federation):
-    run = federation.folder / "straggler" / "fedavg-seed0"
-    changes = ("--method", "fedavg", "--set", "run.rounds=4", "--set", "federation.round_timeout=45.0")
-    process = federation.run("straggler", *changes)
-    wait_for_round(run, 1)
-    frozen = federation.worker("dune")
-    os.kill(frozen, signal.SIGSTOP)
-    try:
-        wait(lambda: bool(events(run)), 300)
-    finally:
-        os.kill(frozen, signal.SIGCONT)
-    assert process.wait(900) == 0
-    absent = absences(run)
-    assert absent
-    assert {i for _, i in absent} == {3}
-    assert "dune" in events(run)[0][3]
-    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(4)]
-    assert_same(federation, run, absent)
-
-
-def test_a_site_that_joins_late_and_one_that_leaves_for_good(federation):
-    """A site that is away at first is part of the run; one that is removed is not waited for, and is refused."""
-    run = federation.folder / "leaving" / "fedapa-seed0"
-    process = federation.run("leaving", "--set", "run.rounds=5", "--set", "federation.rejoin=5.0")
-    wait_for_round(run, 1)
-    fedapa("site", "leave", "kits/amber", cwd=federation.folder)
-    wait(lambda: bool(events(run)), 300)
-    federation.join(["amber"])
-    fedapa("coordinator", "remove-site", "dune", cwd=federation.folder)
-    assert process.wait(900) == 0
-    absent = absences(run)
-    assert (4, 3) in absent
-    assert any(i == 0 for _, i in absent)
-    assert_same(federation, run, absent)
-    federation.wait_online(3)
-    states = {site["site"]: site["state"] for site in federation.status()["sites"]}
-    assert states["dune"] == "removed"

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedapa.errors import InputError
 from fedapa.flower.certificates import write_secret
 from fedapa.flower.kit import CA, KEY, SECRET, read_kit
-from fedapa.flower.processes import Child, Supervisor, flower, free_port, python
+from fedapa.flower.processes import Child, Supervisor, free_port, python
 
 PID = "site.pid"
 
@@ -22,8 +22,8 @@ def site_processes(folder: Path) -> Supervisor:
             raise InputError(f"{folder / name} is missing", "put it beside kit.toml")
     write_secret(folder / SECRET, secrets.token_bytes(32))
     port = free_port()
-    node = flower(
-        "flwr.supernode.cli:flower_supernode",
+    node = python(
+        "fedapa.flower.node",
         "--superlink", kit.coordinator, "--root-certificates", str(folder / CA),
         "--auth-supernode-private-key", str(folder / KEY),
         "--isolation", "process", "--superexec-auth-secret-file", str(folder / SECRET),

@@ -65,8 +65,8 @@ def perform(folder: Path, address: str, token: str) -> None:
             reply, status = Message(Error(2, details), reply_to=message), "failed"
         push_message(client, reply, context)
         push_task_output(client, None, status, details)
-    except (httpx.HTTPError, RuntimeError, ValueError) as error:
-        complain(f"the SuperNode is gone: {error}")
+    except Exception as error:  # the SuperNode is gone, or has dropped the task
+        complain(f"this task cannot be answered: {error}")
     finally:
         done.set()
         client.close()

@@ -1,0 +1,73 @@
+"""A site's SuperNode: Flower's own, with two ends mended that would leave the site online and dumb for ever.
+
+It takes one request at a time, and sends its reply before it looks for the next one. A request whose run ends while it
+is fetched is forgotten only by half: its task stays, and the worker waits for parts that never come. And a reply whose
+worker dies while it hands it over is waited for without end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import start_client_internal as flower
+from flwr.supernode.cli import flower_supernode
+
+STALLED = 60.0  # seconds without another part of a reply, from a worker on this machine
+_take, _send = flower._pull_and_store_message, flower._push_messages
+
+
+class RunOver(Exception):
+    """The run ended meanwhile. Flower says so by an exception that no ``except Exception`` sees."""
+
+
+def take(*, pull_object: Callable[..., bytes], confirm_message_received: Callable[..., None], **rest: Any) -> Any:
+    """Fetch a request; where its run ends meanwhile, it goes the way of every request that could not be fetched."""
+    return _take(pull_object=_plainly(pull_object), confirm_message_received=_plainly(confirm_message_received), **rest)
+
+
+def _plainly(call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*words: Any) -> Any:
+        try:
+            return call(*words)
+        except RunNotRunningException as error:
+            raise RunOver("its run is over") from error
+
+    return called
+
+
+class Arriving:
+    """The parts of a reply; one that does not come is an error after a while, and the reply is dropped."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._since: float | None = None  # when the part was first asked for that is waited for now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, part: str) -> bytes | None:
+        content: bytes | None = self._store.get(part)
+        if content != b"":
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > STALLED:
+            raise TimeoutError("the worker died while it handed its reply over")
+        return content
+
+
+def send(*, object_store: Any, **rest: Any) -> None:
+    """Wait for a reply and send it."""
+    _send(object_store=Arriving(object_store), **rest)
+
+
+def main() -> None:
+    flower._pull_and_store_message, flower._push_messages = take, send  # type: ignore[assignment]
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()
