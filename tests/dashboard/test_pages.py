@@ -25,7 +25,7 @@ ADDRESSES = {
     "events": "events?run=fedapa-seed0&kind=refused",
     "config": "config?run=local-seed0",
 }
-CHARTS = {"overview": 1, "clients": 4, "collaboration": 4, "compare": 1}
+CHARTS = {"overview": 1, "clients": 4, "collaboration": 6, "compare": 1}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,7 @@ def test_every_page_by_its_address(address: str, browser: Looker, width: int, sc
             if page == "collaboration":
                 assert tab.locator("output").inner_text() == "round 1 of 2"
                 assert tab.locator(".chart text", has_text=SLANTED).count() >= 2  # a name in charts, too
+                assert tab.get_by_text("No groups in round 1.").count() == 1
             if page == "events":
                 assert NASTY in tab.locator("tbody").inner_text()
             if page == "compare":

@@ -83,6 +83,9 @@ def test_weights_of_a_round_and_the_nearest(top: Path) -> None:
     assert "similar" in views.weights(now, "fedapa-seed0", 2, known="of another run")
     course = views.plain(views.course(now, "fedapa-seed0"))
     assert (course["rounds"], course["mean"]) == ([1, 2], [1.0, 0.9])
+    # Both others give 0.1; from round 1 to 2 a tenth left every row, and half of the change counts.
+    assert (view["partners"], view["groups"]) == ([2, 2, 2], [])
+    assert (course["partners"], course["moved"]) == ([2, 2], [None, 0.05])
     assert views.weights(now, "local-seed0", None)["rounds"] == []
 
 

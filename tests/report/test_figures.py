@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapa.report import drawing, figures
-from fedapa.run.likeness import clustered, rank_correlation, similarity
+from fedapa.run.likeness import clustered, groups, moved, partners, rank_correlation, similarity
 
 
 def test_similarity_is_the_label_mass_in_common() -> None:
@@ -31,6 +31,26 @@ def test_clients_of_the_same_labels_stand_side_by_side() -> None:
 def test_rank_correlation() -> None:
     assert rank_correlation(np.array([1.0, 2, 3]), np.array([1.0, 4, 9])) == pytest.approx(1)
     assert np.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+def test_partners_by_hand() -> None:
+    """All from one other; 3 : 1 from two, so 16 / (9 + 1); the same from both; nothing; a negative weight is none."""
+    A = np.array([[0.7, 0.3, 0], [0.3, 0.6, 0.1], [0.1, 0.1, 0.8]])
+    assert partners(A) == pytest.approx([1, 1.6, 2])
+    assert partners(np.array([[1.0, 0, 0], [-0.2, 1, 0.2], [0.5, 0.5, 0]])) == pytest.approx([0, 1, 2])
+
+
+def test_groups_hang_together_and_who_is_alone_is_in_none() -> None:
+    A = np.full((5, 5), 0.05)
+    for i, j in ((0, 3), (3, 4)):  # 0 and 4 are together through 3; 1.5 times an even share is 0.3
+        A[i, j] = A[j, i] = 0.4
+    A[1, 2] = 0.9  # one-sided
+    assert groups(A) == [[0, 3, 4]]
+
+
+def test_what_moved_by_hand() -> None:
+    """A fifth of one row goes elsewhere, and nothing of the other: a tenth on average."""
+    assert moved(np.array([[0.5, 0.5], [0, 1]]), np.array([[0.7, 0.3], [0, 1]])) == pytest.approx(0.1)
 
 
 def test_moments_start_dense_and_include_both_ends() -> None:

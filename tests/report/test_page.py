@@ -41,7 +41,7 @@ def test_the_page_in_a_real_browser(page: Path, browser: Looker) -> None:
             assert tab.evaluate(OVERFLOW) <= 0
             assert tab.evaluate(BROKEN) == []
             assert tab.evaluate(REPEATED) == []
-            assert tab.locator("figure svg").count() == 2 * 9 + 1
+            assert tab.locator("figure svg").count() == 2 * 10 + 1
             assert tab.locator("script, img").count() == 0
             assert tab.locator("h2").all_inner_texts()[:2] == ["All scenarios", "CIFAR-10 · Dirichlet 0.1 · 3 clients"]
             assert NASTY[:18] in tab.locator("figure[id$=who] svg").first.text_content()
@@ -78,6 +78,8 @@ def test_what_the_page_says(page: Path) -> None:
     assert re.search(r"1\s+FedAPA\s+50\.00\s+60\.00\s+60\.00\s", plain)
     assert "+10.00" in plain
     assert "3 clients gain, 0 equal, 0 lose" in plain
+    # The last A: 0.8 of one's own (0.9 before, so that half of a tenth moved), 0.1 of both others, nobody together.
+    assert re.search(r"FedAPA\s+3\s+0\.80\s+2\.0 \(2\.0 to 2\.0\)\s+5\.00 %\s+3\s+–", plain)
     assert "Yuxia Sun" in plain
     assert re.search(r"training\.lr\s+0\.01", plain)
 

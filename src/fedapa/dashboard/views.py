@@ -34,7 +34,7 @@ from fedapa.run.gather import (
     weight_rounds,
     weight_rows,
 )
-from fedapa.run.likeness import clustered, off_diagonal, rank_correlation, similarity
+from fedapa.run.likeness import clustered, groups, moved, off_diagonal, partners, rank_correlation, similarity
 
 View = dict[str, Any]
 MOST_POINTS = 250  # of one curve
@@ -283,6 +283,8 @@ def weights(now: Snapshot, name: str, round: int | None, known: str = "") -> Vie
             "names": [client.name for client in people],
             "A": found[0][1].round(4),
             **dict(zip(("low", "top"), np.percentile(off_diagonal(found[0][1]), (0.5, 99.5)).tolist(), strict=True)),
+            "partners": partners(found[0][1]).round(2),
+            "groups": groups(found[0][1]),
             **likeness,
         }
 
@@ -299,7 +301,7 @@ def _likeness(people: tuple[Client, ...]) -> View:
 
 
 def course(now: Snapshot, name: str) -> View:
-    """Round by round: how much clients keep of their own, and whether weight follows similar labels."""
+    """Round by round: what clients keep of their own, with how many they work, what moves, and if labels matter."""
     entry = now.entry(name)
 
     def read(db: sqlite3.Connection) -> View:
@@ -311,10 +313,11 @@ def course(now: Snapshot, name: str) -> View:
         moments = landmarks(rounds)
         same = {(key, value) for key, value in ledger.meta(db).items() if key not in ("status", "finished", "reason")}
         whose = (entry.folder, frozenset(same))
-        found = [_moment(db, whose, t, len(people), similar) for t in moments]
+        past = dict(zip(rounds[1:], rounds, strict=False))
+        found = [_moment(db, whose, t, past.get(t), len(people), similar) for t in moments]
         if None in found:
             return {"rounds": []}  # a matrix that has not one row per client
-        keys = ("mean", "least", "most", "follows")
+        keys = ("mean", "least", "most", "follows", "partners", "moved")
         view: View = {key: [one[k] for one in found if one] for k, key in enumerate(keys)}
         return view | {"rounds": moments, "follows": [] if similar is None else view["follows"]}
 
@@ -326,9 +329,9 @@ _moments: dict[tuple[Whose, int], tuple[float, ...]] = {}  # past rounds never c
 
 
 def _moment(
-    db: sqlite3.Connection, whose: Whose, round: int, clients: int, similar: Floats | None
+    db: sqlite3.Connection, whose: Whose, round: int, past: int | None, clients: int, similar: Floats | None
 ) -> tuple[float, ...] | None:
-    """Own weights (mean, least, most) and the rank correlation with similar labels."""
+    """Own weights (mean, least, most), rank correlation with similar labels, partners, what moved since ``past``."""
     key = (whose, round)
     if key not in _moments:
         matrix = next((A for _, A in matrices(db, clients, round)), None)
@@ -338,7 +341,9 @@ def _moment(
             _moments.clear()
         own = np.diag(matrix)
         follows = float("nan") if similar is None else rank_correlation(off_diagonal(matrix), similar)
-        _moments[key] = float(own.mean()), float(own.min()), float(own.max()), follows
+        before = None if past is None else next((A for _, A in matrices(db, clients, past)), None)
+        change = float("nan") if before is None else moved(before, matrix)
+        _moments[key] = float(own.mean()), float(own.min()), float(own.max()), follows, partners(matrix).mean(), change
     return _moments[key]
 
 

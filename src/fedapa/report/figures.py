@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +23,16 @@ from fedapa.run.gather import (
     mean_curve,
     title_of,
 )
-from fedapa.run.likeness import Index, clustered, off_diagonal, rank_correlation, similarity
+from fedapa.run.likeness import (
+    Index,
+    clustered,
+    groups,
+    moved,
+    off_diagonal,
+    partners,
+    rank_correlation,
+    similarity,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -407,6 +417,68 @@ def course(scenario: Scenario) -> Drawn:
     figure.axes[-1].set_xlabel("round")
     _count_rounds(figure.axes[-1])
     return figure
+
+
+def mixing(scenario: Scenario) -> list[Run]:
+    """The first run of every method that shows its weights."""
+    first = {run.label: run for run in reversed(scenario.runs) if run.matrices}
+    return [first[row["method"]] for row in scenario.rows if row["method"] in first]
+
+
+def collaborators(scenario: Scenario) -> Drawn:
+    """Round by round: with how many others a client works, and how much of A moves; with liars, what they get."""
+    runs = [run for run in mixing(scenario) if len(run.matrices) > 1]
+    if not runs:
+        return "No run recorded its weights over several rounds."
+    lied = any(run.result.attacker_weight for run in runs)
+    kinds, several = looks(scenario), len(runs) > 1
+    figure = drawing.new(2.9 + 1.2 * lied + 0.18 * several)
+    panels = figure.subplots(2 + lied, 1, sharex=True)
+    for run in runs:
+        look, rounds = kinds[run.label], [t for t, _ in run.matrices]
+        counted = np.array([partners(A) for _, A in run.matrices])
+        style = {"color": look.colour, "linestyle": look.style, "linewidth": look.width}
+        if not several:
+            panels[0].fill_between(rounds, counted.min(1), counted.max(1), color=look.colour, alpha=0.15, linewidth=0)
+        panels[0].plot(rounds, counted.mean(1), **style, label=short(run.label))
+        panels[1].plot(rounds[1:], [100 * change for change in changes(run)], **style)
+        if run.result.attacker_weight:
+            panels[2].plot(rounds, 100 * np.array(run.result.attacker_weight), **style)
+    panels[0].set(ylabel="effective others", ylim=(0, None))
+    panels[1].set(ylabel="weight moved, %", ylim=(0, None))
+    if lied:
+        panels[2].set(ylabel="for liars, %", ylim=(0, None))
+    panels[-1].set_xlabel("round")
+    _count_rounds(panels[-1])
+    if several:
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def changes(run: Run) -> list[float]:
+    """How much of A moved since the round before."""
+    return [moved(before, after) for (_, before), (_, after) in pairwise(run.matrices)]
+
+
+class Ties(NamedTuple):
+    """Who works with whom at the end of a run."""
+
+    run: Run
+    round: int
+    own: float
+    partners: Floats
+    moved: float | None
+    groups: list[list[str]]
+
+
+def ties(scenario: Scenario) -> list[Ties]:
+    found = []
+    for run in mixing(scenario):
+        t, A = run.matrices[-1]
+        named = [[run.clients[i].name for i in members] for members in groups(A)]
+        change = changes(run)[-1] if len(run.matrices) > 1 else None
+        found.append(Ties(run, t, float(np.diag(A).mean()), partners(A), change, named))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------- over scenarios

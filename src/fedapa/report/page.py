@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Step = Callable[[str, int, int], None]  # what was drawn, how many so far, of how many
 NONE = "–"
+MOST_NAMES = 60  # clients whose groups are told by name
 
 
 class Plot(NamedTuple):
@@ -64,6 +65,12 @@ PLOTS = (
         "course", figures.course, "Weights over the rounds",
         "{watched}: the weight of a client's own model (mean, and range over clients), and Spearman's rank correlation "
         "between the weights of the others and the labels in common: above 0, similar clients get more weight.",
+    ),
+    Plot(
+        "collaborators", figures.collaborators, "With how many, and how fast that changes",
+        "First run of every method that shows its weights. Effective number of others in a client's mixture, 1 / Σ b² "
+        "with b the weights of the others made to sum to 1, mean over clients; and the share of all weight that went "
+        "from one client to another since the round before. Where clients lie, the weight that honest ones give them.",
     ),
     Plot(
         "partition", figures.partition, "Who holds what",
@@ -107,7 +114,12 @@ class Section:
     deviations: list[str]
     facts: list[tuple[str, str]]
     settings: list[tuple[str, str]]
+    ties: list[dict[str, Any]]
     plots: dict[str, Shown]
+
+    @property
+    def has_liars(self) -> bool:
+        return any(run.result.attackers for run in self.scenario.runs)
 
 
 def write(
@@ -202,7 +214,8 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
         [_cost_row(row, scenario, printed[row["method"]]) for row in rows],
         has_paper, any(row["seeds"] > 1 for row in rows),
         paper.deviations(scenario.first.config) if has_paper else [],
-        _facts(scenario, seeds), _settings(scenario), plots,
+        _facts(scenario, seeds), _settings(scenario),
+        [_tie_row(tie) for tie in figures.ties(scenario)], plots,
     )  # fmt: skip
 
 
@@ -320,6 +333,23 @@ def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
         "worst": percent(row["worst_client"]),
         "tenth": percent(row["worst_tenth"]),
     }
+
+
+def _tie_row(tie: figures.Ties) -> dict[str, Any]:
+    sizes = [len(members) for members in tie.groups]
+    weight = tie.run.result.attacker_weight
+    return {
+        "label": tie.run.label,
+        "title": title_of(tie.run.label),
+        "round": tie.round,
+        "own": f"{tie.own:.2f}",
+        "partners": f"{tie.partners.mean():.1f} ({tie.partners.min():.1f} to {tie.partners.max():.1f})",
+        "moved": NONE if tie.moved is None else f"{100 * tie.moved:.2f} %",
+        "liars": f"{100 * weight[-1]:.1f} %" if weight else NONE,
+        "groups": "; ".join(", ".join(members) for members in tie.groups) if sum(sizes) <= MOST_NAMES else
+        f"{len(sizes)} groups of {min(sizes)} to {max(sizes)} clients",
+        "alone": len(tie.run.clients) - sum(sizes),
+    }  # fmt: skip
 
 
 def _cost_row(row: dict[str, Any], scenario: Scenario, printed: paper.Printed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who is like whom: labels that clients share, an order that shows it, and whether weights follow it."""
+"""Who is like whom and who works with whom: labels in common, an order that shows them, and what a matrix A says."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import stats
 from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
 from scipy.spatial.distance import squareform
+
+from fedapa.core import rows
 
 Floats = npt.NDArray[np.float64]
 Index = npt.NDArray[np.integer[Any]]
@@ -40,3 +43,29 @@ def rank_correlation(a: Floats, b: Floats) -> float:
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(stats.spearmanr(a, b).statistic)
+
+
+# --------------------------------------------------------------------------------------------- what a matrix A says
+
+
+def partners(A: Floats) -> Floats:
+    """[M] with how many others a client effectively works: 1 / sum_j b_j^2, b the others' weights made to sum to 1.
+
+    One where all that comes from others comes from one, M - 1 where all give the same, 0 where nobody gives anything.
+    """
+    others = np.clip(np.where(np.eye(len(A), dtype=bool), 0.0, A), 0.0, None)
+    whole = others.sum(1)
+    found: Floats = np.where(whole > 0, whole**2 / np.maximum(np.square(others).sum(1), np.finfo(float).tiny), 0.0)
+    return found
+
+
+def groups(A: Floats) -> list[list[int]]:
+    """The clients that give each other more than 1.5 times an even share, and who hangs together with them."""
+    label = rows.groups(torch.from_numpy(A)).numpy()
+    found = [np.flatnonzero(label == first).tolist() for first in np.unique(label)]
+    return [members for members in found if len(members) > 1]
+
+
+def moved(before: Floats, after: Floats) -> float:
+    """The share of a row's weight that went from one client to another, mean over rows: 0 nothing, 1 all of it."""
+    return float(np.abs(after - before).sum(1).mean() / 2)

@@ -128,6 +128,21 @@ function ticks(texts, extra) {
   return { ...extra, tickvals, ticktext: tickvals.map((k) => texts[k]), tickfont: { size: 9 }, automargin: false };
 }
 
+// A bar for every client; those of one group have one colour.
+export function bars(values, order, names, groups) {
+  const tones = ["one", "two", "three", "four", "five"];
+  const group = new Map(groups.flatMap((members, k) => members.map((i) => [i, k])));
+  const where = (i) => (group.has(i) ? `group ${group.get(i) + 1}` : "in no group");
+  return {
+    traces: [{
+      type: "bar", x: order.map((_, k) => k), y: order.map((i) => values[i]), hovertemplate: "%{text}<extra></extra>", textposition: "none",
+      text: order.map((i) => `${literal(names[i])}: ${values[i]?.toFixed(1)} others, ${where(i)}`),
+      marker: { color: order.map((i) => colour(group.has(i) ? tones[group.get(i) % tones.length] : "other")) },
+    }],
+    layout: { xaxis: ticks(order.map((i) => literal(short(names[i], 8))), { tickangle: -90, showgrid: false }), yaxis: { rangemode: "tozero" }, margin: { l: 36, r: 8, t: 8, b: 10 }, bargap: 0.2 },
+  };
+}
+
 // Clients on a circle, similar ones side by side; the strongest weights of each as lines, thicker for more.
 export function graph(matrix, order, names, low, top, chosen) {
   const n = order.length;

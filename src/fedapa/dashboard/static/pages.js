@@ -1,5 +1,5 @@
 // The six pages. Each is made once in a root element and updated as often as something changes.
-import { colour, draw, graph, heat, isNarrow, line, literal, looks, short } from "./charts.js";
+import { bars, colour, draw, graph, heat, isNarrow, line, literal, looks, short } from "./charts.js";
 import {
   address, adjust, duration, empty, field, fill, get, go, h, here, number, select, signed, size, state, sureness, table, tile,
   trouble, whole,
@@ -288,13 +288,16 @@ export function collaboration(root) {
   const bar = h("div", { class: "controls" }, play, slider, shownRound);
   const message = h("div", {});
   const who = h("span", {});
-  const maps = { A: chart(430, "even"), similar: chart(430, "even"), graph: chart(430, "even"), course: chart(430, "even") };
+  const maps = { A: chart(430, "even"), similar: chart(430, "even"), graph: chart(430, "even"), course: chart(430, "even"), partners: chart(260), moved: chart(260) };
+  const grouped = h("p", {});
   const box = (title, text, node) => h("figure", { class: "panel" }, h("h2", {}, title), node, h("figcaption", { class: "quiet" }, text));
   const figures = h("div", { class: "pair" },
     box("Who learns from whom", "Row: a client. Column: whose model it takes, and how much. Its own weight is left out.", maps.A),
     box("Labels in common", "The share of labels that two clients have in common. Does the left look like the right?", maps.similar),
     box("As a graph", "Every client with the three that it takes most from (of many clients: the one); bright: keeps more of its own. Choose a client to follow it.", maps.graph),
-    box("Over the rounds", "Own weight (mean; band: least to most), and how far weights follow similar labels (rank correlation).", maps.course));
+    box("Over the rounds", "Own weight (mean; band: least to most), and how far weights follow similar labels (rank correlation).", maps.course),
+    box("With how many others", "The effective number of others in every client's mixture: one where all comes from one other client, the more the more evenly it comes. Groups give each other more than 1.5 times an even share.", h("div", {}, maps.partners, grouped)),
+    box("How it changes", "The effective number of others (mean over clients), and the share of all weight that went from one client to another since the round before.", maps.moved));
   fill(root, controls, message, bar, figures);
   let rounds = [];
   let timer = null;
@@ -330,10 +333,14 @@ export function collaboration(root) {
     if (course.rounds?.length) {
       const band = [...course.rounds, ...[...course.rounds].reverse()];
       draw(maps.course, () => [
-        { type: "scatter", x: band, y: [...course.most, ...[...course.least].reverse()], fill: "toself", fillcolor: colour("band"), line: { width: 0 }, hoverinfo: "skip", showlegend: false },
+        { type: "scatter", x: band, y: [...course.most, ...[...course.least].reverse()], mode: "none", fill: "toself", fillcolor: colour("band"), hoverinfo: "skip", showlegend: false },
         line(course.rounds, course.mean, "own weight", ["one", "solid"], { hovertemplate: "own weight, round %{x}: %{y:.3f}<extra></extra>" }),
         ...(course.follows.length ? [line(course.rounds, course.follows, "follows labels", ["two", "dash"], { hovertemplate: "rank correlation, round %{x}: %{y:.3f}<extra></extra>" })] : []),
       ], () => ({ xaxis: roundAxis, yaxis: { range: [Math.min(0, ...course.follows.filter((v) => v != null)) - 0.03, 1.03] }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), "Own weights and rank correlation over the rounds");
+      draw(maps.moved, () => [
+        line(course.rounds, course.partners, "effective others", ["one", "solid"], { hovertemplate: "effective others, round %{x}: %{y:.1f}<extra></extra>" }),
+        line(course.rounds, course.moved.map((v) => (v == null ? null : 100 * v)), "weight moved, %", ["two", "dash"], { yaxis: "y2", hovertemplate: "weight moved, round %{x}: %{y:.2f} %<extra></extra>" }),
+      ], () => ({ xaxis: roundAxis, yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", tickmode: "auto", nticks: 5, rangemode: "tozero", showgrid: false, automargin: true, fixedrange: true, tickfont: { size: 11 }, ticksuffix: " %" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 40, r: 44, t: 26, b: 34 } }), "Effective number of others and weight moved over the rounds");
     }
   }
 
@@ -357,6 +364,10 @@ export function collaboration(root) {
     maps.similar.parentElement.hidden = !now.similar;
     if (now.similar && which !== shownLikeness) draw(maps.similar, () => heat(now.similar, order, now.names, 0, 1, "labels in common"), null, "Labels that clients have in common");
     shownLikeness = which;
+    draw(maps.partners, () => bars(now.partners, order, now.names, now.groups), null, `Effective number of others of every client, round ${now.round}`);
+    const alone = now.names.length - now.groups.flat().length;
+    const told = now.groups.map((members) => members.map((i) => now.names[i]).join(", ")).join(" · ");
+    grouped.textContent = now.groups.length ? `Groups in round ${now.round}: ${short(told, 600)}.${alone ? ` In none: ${whole(alone)} clients.` : ""}` : `No groups in round ${now.round}.`;
     draw(maps.graph, () => graph(now.A, order, now.names, now.low, now.top, follow), null, `Graph of the strongest weights of round ${now.round}`).then(() => {
       if (maps.graph.on && !maps.graph.dataset.heard) {
         maps.graph.dataset.heard = "yes";
