@@ -1,5 +1,5 @@
 // Which page is shown, when it is filled again, keys and theme.
-import { fetchAhead, purge, redraw } from "./charts.js";
+import { fetchAhead, purge, redraw, settled } from "./charts.js";
 import { Gone, PAGES, address, adjust, empty, fill, get, go, h, here, trouble } from "./dom.js";
 import * as pages from "./pages.js";
 
@@ -74,12 +74,19 @@ async function refresh() {
   try {
     do {
       isWaiting = false;
+      const isFirst = !found;
+      const began = performance.now();
       await show(true);
+      await settled();
+      if (!isFirst) await rest(performance.now() - began);
     } while (isWaiting && found?.version !== told);
   } finally {
     isFilling = false;
   }
 }
+
+// A page that takes long to draw is drawn less often: it may be the machine that trains.
+const rest = (spent) => new Promise((go) => setTimeout(go, spent > 150 ? Math.min(20 * spent, 10_000) : 0));
 
 function listen() {
   const stream = new EventSource("/api/stream");

@@ -29,6 +29,7 @@ const drawn = new Map(); // element: what it shows, to draw it again in another 
 // Traces and layout, or functions that make them for the theme of the moment; `traces` may make both at once.
 export async function draw(node, traces, layout, words) {
   drawn.set(node, [traces, layout, words]);
+  if (node.dataset.drawn && node.dataset.seen === "no") { stale.add(node); return; }
   const plotly = await library();
   await (turn = turn.then(() => new Promise((next) => setTimeout(next)))); // what is drawn is seen before the next one is
   if (!node.isConnected || drawn.get(node)?.[0] !== traces) return;
@@ -39,9 +40,23 @@ export async function draw(node, traces, layout, words) {
   await plotly.react(node, made.traces ?? made, dressed(given ?? made.layout), {
     displayModeBar: false, responsive: true, showTips: false,
   });
-  if (!node.dataset.drawn) performance.mark("drawn");
+  if (!node.dataset.drawn) {
+    performance.mark("drawn");
+    sight.observe(node);
+  }
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
+
+// What is out of sight is drawn once; what changes in it, when somebody scrolls there.
+const stale = new Set();
+const sight = new IntersectionObserver((changes) => {
+  for (const { target, isIntersecting } of changes) {
+    target.dataset.seen = isIntersecting ? "yes" : "no";
+    if (isIntersecting && stale.delete(target)) draw(target, ...drawn.get(target));
+  }
+});
+
+export const settled = () => turn;
 
 export function redraw() {
   for (const [node, given] of drawn) if (node.isConnected) draw(node, ...given);
@@ -51,6 +66,8 @@ export function purge(root) {
   for (const node of drawn.keys()) {
     if (root.contains(node) || !node.isConnected) {
       window.Plotly?.purge(node);
+      sight.unobserve(node);
+      stale.delete(node);
       drawn.delete(node);
     }
   }
