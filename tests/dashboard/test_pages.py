@@ -169,6 +169,26 @@ def test_a_tab_that_nobody_sees_asks_for_nothing(tmp_path: Path, browser: Looker
         writer.close()
 
 
+def test_charts_out_of_sight_wait_until_somebody_scrolls_there(tmp_path: Path, browser: Looker) -> None:
+    writer = Writer(tmp_path / "runs" / "a", 4, rounds=6)
+    writer.play()
+    try:
+        with serving(tmp_path / "runs") as address, browser.look(f"{address}collaboration?run=a") as tab:
+            tab.set_viewport_size({"width": WIDE, "height": 500})
+            shown(tab, 4)
+            top, below = tab.locator(".chart").nth(0), tab.locator(".chart").nth(3)
+            below.and_(tab.locator("[data-seen=no]")).wait_for()
+            before = below.get_attribute("data-drawn")
+            writer.play()
+            tab.locator("output", has_text="round 2 of 2").wait_for()
+            tab.locator(".chart[aria-label='Weights of round 2']").wait_for()
+            assert (top.get_attribute("data-seen"), below.get_attribute("data-drawn")) == ("yes", before)
+            below.scroll_into_view_if_needed()
+            below.and_(tab.locator(f"[data-seen=yes]:not([data-drawn='{before}'])")).wait_for()
+    finally:
+        writer.close()
+
+
 def test_the_server_goes_and_comes_back(tmp_path: Path, browser: Looker) -> None:
     make_run(tmp_path / "runs" / "a", "fedapa", [[1, 2]], weights=True)
     with serving(tmp_path / "runs") as address:
