@@ -52,6 +52,28 @@ def test_one_round_by_hand() -> None:
     assert method.send(task, new, 1)["theta"].tolist() == pytest.approx([1.0], abs=1e-6)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_newcomer_by_hand(rule: str) -> None:
+    """Clients at 0, 1 and 3: the newcomer starts at 4/3, is mixed by nobody, and then at 1 has a neighbour."""
+    method = FedAPAExact(rule=rule, ridge=0.0, share=0.5, keep=0.0)  # type: ignore[arg-type]
+    task, server = start(method, 3, 1)
+    old = absorb(method, task, server, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
+    larger = Flat(4, 1)
+    new = method.admit(larger, old)  # type: ignore[arg-type]
+    assert {k: v.shape for k, v in new.items()} == {k: v.shape for k, v in method.init(larger, 0)[0].items()}  # type: ignore[arg-type]
+    assert new["theta"][3].tolist() == pytest.approx([4 / 3])
+    assert new["gaps"][0, 3].tolist() == pytest.approx([16 / 9, 1 / 9, 25 / 9, 0])
+    assert torch.equal(new["gaps"][0], new["gaps"][0].T)
+    assert new["A"][0, 3].tolist() == [0, 0, 0, 1]
+    assert new["heard"].tolist() == [1, 1, 1, 0]
+    later = absorb(method, larger, new, {3: torch.tensor([1.0])})
+    assert later["gaps"][0, 3].tolist() == [1, 0, 4, 0]
+    assert torch.equal(later["A"][0, :3], new["A"][0, :3])
+    if rule in ("cut", "fixed"):  # half of it itself, and without a ridge the others' mixture is at 1 as well
+        assert float(later["A"][0, 3, 3]) == pytest.approx(0.5)
+        assert float(later["A"][0, 3] @ later["theta"][:, 0]) == pytest.approx(1.0, abs=1e-4)
+
+
 def test_gaps_are_renewed_for_those_who_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "WIDE", 16)
     method = FedAPAExact()

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core import rows, weights
-from fedapa.core.tree import Tree, writable
+from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
 from fedapa.methods.method import Method, hyper
 from fedapa.task.local import Local
@@ -107,6 +107,18 @@ class FedAPAExact(Method):
             for k, i in enumerate(ids):
                 row = self._row(server, new, block, i, ahead[block, k])
                 new["A"][block, i] = self.keep * server["A"][block, i] + (1 - self.keep) * row.float()
+        return new
+
+    def admit(self, task: Task, server: Tree) -> Tree:
+        """The newcomer's model is the mean of all, at its true distances; nobody mixes it before it was heard from."""
+        M, new = task.clients - 1, self.init(task, 0)[0]
+        new["theta"] = grown({"theta": server["theta"]}, new)["theta"]
+        new["A"][:, :M, :M], new["gaps"][:, :M, :M] = server["A"], server["gaps"]
+        far = torch.stack([rows.lengths(gaps, torch.ones(M)) for gaps in server["gaps"]])
+        new["gaps"][:, M, :M] = new["gaps"][:, :M, M] = far
+        new["heard"][:M] = server["heard"]
+        for name in self._memory(1, 1):
+            new[name][:, :M] = server[name]
         return new
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:

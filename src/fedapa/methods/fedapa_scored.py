@@ -72,6 +72,10 @@ class FedAPAScored(Method):
         losses[list(ids)] = torch.where(first, new, (losses[list(ids)] + new) / 2)
         return {**self._exact.absorb(task, server, ids, downs, ups), "losses": losses}
 
+    def admit(self, task: Task, server: Tree) -> Tree:
+        losses = torch.cat([server["losses"], torch.zeros(1, len(STEPS))])
+        return {**self._exact.admit(task, server), "losses": losses}
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
