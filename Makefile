@@ -36,10 +36,10 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the closed door; ten thousand bad uploads
-	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 2 --dist loadfile tests/flower --durations=10
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 3 --dist loadfile tests/flower --durations=20
 
-soak: $(READY) ## two hundred rounds of a real federation with a random kill every few rounds
-	$(BIN)/python tests/flower/soak.py --rounds 200
+soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
+	$(BIN)/python tests/flower/soak.py $(SOAK)
 
 ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
 ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/native

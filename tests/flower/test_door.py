@@ -118,7 +118,7 @@ def test_a_site_works_through_the_door(house):
     """A real SuperNode and its worker: messages and tensors pass both ways."""
     house.join(["birch"])
     wait(lambda: "birch" in online(house), 240, 1.0)
-    sets = ("run.rounds=2", "federation.min_sites=1", "federation.rejoin=15.0")
+    sets = ("run.rounds=2", "federation.min_sites=1", "federation.rejoin=3.0")
     run = house.run("through", "--method", "fedavg", *(word for change in sets for word in ("--set", change)))
     assert run.wait(600) == 0
     (row,) = house.status("through")["runs"]

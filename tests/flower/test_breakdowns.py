@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from subprocess import Popen
 from typing import TypeVar
 
 import pytest
@@ -16,7 +18,7 @@ from federation import Federation, absences, assert_same, events, fedapa, traine
 from fleet import NAMES
 from hardship import Disk, Network, disk, network
 
-from fedapa.flower import processes, serving
+from fedapa.flower import processes, serving, status
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
@@ -61,18 +63,35 @@ def attempt(stack: ExitStack, make: Callable[[], AbstractContextManager[T]]) -> 
 
 def test_a_site_whose_network_is_pulled_mid_round_is_asked_again(federation):
     """It has its request and cannot answer: its heartbeat expires, its message comes back, and it is asked again."""
-    if federation.network is None:
-        pytest.skip(f"no network of its own for a site: {federation.without}")
-    run = federation.folder / "pulled" / "fedapa-seed0"
-    process = federation.run("pulled", "--set", "run.rounds=4")
-    wait_for_request(federation, REMOTE, 2)
-    federation.network.pull()
+    run, process = pulled(federation, "waited", 4, 300.0)
     time.sleep(OUTAGE)
-    assert len(trained(run)) == 1  # the round waits for it
+    assert len(trained(run)) <= 2  # the round waits for it
     federation.network.plug()
     assert process.wait(900) == 0
     assert trained(run) == [4] * 4
     assert_same(federation, run)
+
+
+def test_a_site_whose_network_is_away_for_too_long_is_left_out_and_comes_back(federation):
+    run, process = pulled(federation, "missed", 7, 5.0)
+    wait(lambda: bool(absences(run)), 300)
+    federation.network.plug()
+    assert process.wait(900) == 0
+    absent, remote = absences(run), NAMES.index(REMOTE)
+    assert {i for _, i in absent} == {remote}
+    assert (6, remote) not in absent
+    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(7)]
+    assert_same(federation, run, absent)
+
+
+def pulled(federation: Hard, out: str, rounds: int, rejoin: float) -> tuple[Path, Popen[bytes]]:
+    """A run in whose second round a site's cable is pulled, just when it has received its request."""
+    if federation.network is None:
+        pytest.skip(f"no network of its own for a site: {federation.without}")
+    process = federation.run(out, "--set", f"run.rounds={rounds}", "--set", f"federation.rejoin={rejoin}")
+    wait_for_request(federation, REMOTE, 2)
+    federation.network.pull()
+    return federation.folder / out / "fedapa-seed0", process
 
 
 def wait_for_request(federation: Federation, name: str, number: int) -> None:
@@ -92,19 +111,19 @@ def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
     if federation.disk is None:
         pytest.skip(f"no disk of its own for a site: {federation.without}")
     run = federation.folder / "full" / "fedapa-seed0"
-    process = federation.run("full", "--set", "run.rounds=6")
+    process = federation.run("full", "--set", "run.rounds=5")
     wait_for_round(run, 1)
     federation.disk.fill()
     wait(lambda: bool(absences(run)), 120)
-    shown = fedapa("site", "status", f"kits/{CRAMPED}", "--format", "json", cwd=federation.folder).stdout
+    shown = status.read(federation.folder / "kits" / CRAMPED)["fault"]
     federation.disk.free()
     assert process.wait(900) == 0
     absent, cramped = absences(run), NAMES.index(CRAMPED)
     assert {i for _, i in absent} == {cramped}
     assert all("No space left on device" in text for _, _, _, text in events(run))
     assert "No space left on device" in shown
-    assert (5, cramped) not in absent
-    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(6)]
+    assert (4, cramped) not in absent
+    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(5)]
     assert_same(federation, run, absent)
     assert not list((federation.folder / "kits" / CRAMPED).rglob("*.part"))
 
