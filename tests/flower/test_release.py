@@ -1,4 +1,4 @@
-"""What a coordinator's administrator lifts by hand (a quarantine), and what a site's may allow (a model of one's own)."""
+"""What an administrator lifts by hand (a quarantine), and what a site may allow (a model of one's own)."""
 
 import sys
 from dataclasses import replace
@@ -109,7 +109,8 @@ MODEL = """
 from collections import OrderedDict
 from torch import nn
 def small(shape, classes):
-    layers = [("flat", nn.Flatten()), ("body", nn.Linear(64, 12)), ("bend", nn.ReLU()), ("head", nn.Linear(12, classes))]
+    body = [("flat", nn.Flatten()), ("body", nn.Linear(64, 12)), ("bend", nn.ReLU())]
+    layers = [*body, ("head", nn.Linear(12, classes))]
     return nn.Sequential(OrderedDict(layers))
 def headless(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
