@@ -56,8 +56,8 @@ columns say what so many liars change in that of the honest clients, in points. 
 WEIGHTS = """Weight that the mixtures of honest clients give to liars, in percent, in rounds {rounds}. An even share is
 {even}."""
 
-SPLITS = """{rounds} rounds, {splits} splits into train and test. Splits share rows, so these brackets are too narrow;
-those of `fedapa silo run`, which also has the AUC of every site, allow for that."""
+SPLITS = """{rounds} rounds; splits into train and test: {splits}. Several splits share rows, so that brackets are too
+narrow; those of `fedapa silo run`, which also has the AUC of every site, allow for that."""
 
 WHY = """
 ## What was not reproduced, and what we know about it

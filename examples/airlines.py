@@ -5,9 +5,10 @@
     fedapa silo run experiments/airlines.toml
 
 One row per flight with what is known when it is due to leave: schedule, distance, origin and that hour's weather.
-Airlines differ: in routes, hubs, hours, and in how often they are late (one flight in eight to more than one in
-three). Of the large ones 1,500 flights are taken, drawn by a fixed seed; one with fewer than 300 is left out. The
-column ``date`` is there to split by, so that no day has flights both to learn from and to test on.
+Airlines differ: in routes, hubs, hours, and in how often they are late (one flight in eight to more than one in three).
+Of the large ones 1,500 flights are taken, drawn by a fixed seed; one with fewer than 300 is left out. The column
+``date`` is there to split by time: the weather of a day is in the rows of all airlines, so that flights of test days
+must not be in anybody's train rows (``split = "group"`` keeps days apart within an airline only).
 """
 
 from __future__ import annotations
