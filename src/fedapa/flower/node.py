@@ -61,7 +61,8 @@ class Arriving:
 
 def send(*, object_store: Any, **rest: Any) -> None:
     """Wait for a reply and send it."""
-    _send(object_store=Arriving(object_store), **rest)
+    watched: Any = Arriving(object_store)
+    _send(object_store=watched, **rest)
 
 
 def main() -> None:
