@@ -231,7 +231,7 @@ def check(storm: Storm) -> None:
     for name in NAMES:
         store = Store(storm.federation.folder / "kits" / name / "states")
         assert all(len(store.rounds(place.name)) <= VERSIONS for place in store.folder.iterdir())
-    early, late = (storm.sizes[k : k + 3] for k in (1, -3))
+    early, late = storm.sizes[1:4], storm.sizes[-3:]
     for kind in KINDS:
         before, after = (max(size.rss.get(kind, 0.0) for size in part) for part in (early, late))
         assert after <= LARGER * before, f"{kind}: {before:.0f} MB at first, {after:.0f} MB at last"
