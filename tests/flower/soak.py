@@ -39,7 +39,7 @@ class Kill:
     site: str
     round: int  # that was under way, from 1
     at: float
-    recovered: float | None = None  # seconds until the end of a round in which everybody took part
+    recovered: float | None = None  # seconds to the end of the first round after this one with everybody in it
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Storm:
     def recoveries(self) -> None:
         full = [t for t, count in enumerate(trained(self.run), 1) if count == len(NAMES)]
         for entry in self.kills:
-            later = [self.ends[t] for t in full if t >= entry.round and self.ends[t] > entry.at]
+            later = [self.ends[t] for t in full if t > entry.round]
             entry.recovered = min(later) - entry.at if later else None
 
     def repeated(self) -> int:
