@@ -1,7 +1,7 @@
 """Four sites in this process: the real transport, the real ClientApp, real states on disk, no network."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fedapa.flower.site import Agreed, agree, shared_data
 from fedapa.flower.transport import Grid, Lost, Node, Patience
 from fedapa.run import loop
 from fedapa.run.checkpoint import from_record
+from fedapa.run.gate import Newcomer
 from fedapa.run.guard import Limits
 from fedapa.run.loop import RoundLog
 from fedapa.run.simulate import Result, play, simulate
@@ -140,16 +141,49 @@ def sample(terms: Terms):
     return torch.zeros(terms.shape, dtype=torch.uint8)
 
 
-def in_process(terms: Terms, absent: frozenset[tuple[int, int]] = frozenset()) -> Result:
+class Planned:
+    """A gate by the book: client i takes part from round since[i] on, and until[i] is the first without it."""
+
+    def __init__(self, rows: list[Newcomer], since: Sequence[int], until: Sequence[int]) -> None:
+        self.rows, self.since, self.until = rows, since, until
+
+    def knocking(self, round: int) -> list[Newcomer]:
+        return [row for row, since in zip(self.rows, self.since, strict=True) if since == round > 0]
+
+    def members(self, round: int) -> list[Newcomer]:
+        return [row for row, since in zip(self.rows, self.since, strict=True) if 0 < since < round]
+
+    def let_in(self, newcomer: Newcomer, round: int) -> None:
+        return
+
+    def turn_away(self, newcomer: Newcomer) -> None:
+        raise AssertionError(newcomer)
+
+    def gone(self, round: int) -> frozenset[int]:
+        return frozenset(i for i, until in enumerate(self.until) if 0 <= until <= round)
+
+
+def in_process(
+    terms: Terms,
+    absent: frozenset[tuple[int, int]] = frozenset(),
+    since: Sequence[int] = (),
+    until: Sequence[int] = (),
+    folder: Path | None = None,
+) -> Result:
     """The plain simulation of the same config; ``absent`` are (round, client) that do not answer."""
     from fedapa.config.experiment import load_data
     from fedapa.flower.site import read_config
-
-    method, task, plan = agree(terms)
-    data = load_data(read_config(terms.config), plan.seed)
-    if not absent:
-        return simulate(method, task, data, plan, workers=1)
     from fedapa.run.folder import client_rows
+
+    count = len(terms.names) if not since else list(since).count(0)
+    method, task, plan = agree(replace(terms, names=terms.names[:count], sizes=terms.sizes[:count]))
+    data = load_data(read_config(terms.config), plan.seed)
+    gate = None
+    if since:
+        rows = [Newcomer(terms.names[i], *row[2:]) for i, row in enumerate(client_rows(data))]
+        gate = Planned(rows, since, until)
+    if not absent:
+        return simulate(method, task, data, plan, folder, workers=1, gate=gate)
     from fedapa.run.transport import InProcess
 
     class Thinned(InProcess):
@@ -159,7 +193,7 @@ def in_process(terms: Terms, absent: frozenset[tuple[int, int]] = frozenset()) -
     begin = loop.start(method, task, plan.seed)
     transport = Thinned(method, task, data, plan.seed, begin[1], 1)
     like = loop.Expected(method, task, data.clients[0].train.x[0])
-    return play(method, task, transport, plan, begin, like, client_rows(data))
+    return play(method, task, transport, plan, begin, like, client_rows(data)[: task.clients], gate=gate)
 
 
 def server_digest(result: Result) -> str:

@@ -25,6 +25,13 @@ class Call(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
+class Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Sites hang up as they like."""
+
+
 class Recorder:
     """Passes a site's calls on to the door; ``before`` and ``after`` hear of each, and may repeat any."""
 
@@ -34,8 +41,7 @@ class Recorder:
         self.after: Callable[[Call], None] = lambda call: None
         trust = ssl.create_default_context(cafile=str(coordinator.ca))
         self._door = httpx.Client(base_url=f"https://{coordinator.fleet_address}", verify=trust, timeout=60)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = Quiet(("127.0.0.1", 0), _handler(self))
         own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         own.load_cert_chain(coordinator.certificate, coordinator.key)
         self._server.socket = own.wrap_socket(self._server.socket, server_side=True)

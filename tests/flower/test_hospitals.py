@@ -64,7 +64,7 @@ def played(folder: Path, names: list[str], method: str = "fedapa") -> Path:
     (run,) = lay_out(load(str(folder / "fed.toml"), ["run.engine=torch"]), folder / "fed")
     sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(names)]
     session = Direct([folder / "kits" / name for name in names])
-    play_over(session, sites, lambda wanted: [100 + names.index(n) for n in wanted], read_config(run), run)
+    play_over(session, lambda: sites, read_config(run), run)
     return run
 
 

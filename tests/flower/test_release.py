@@ -1,4 +1,4 @@
-"""What an administrator lifts by hand (a quarantine), and what a site may allow (a model of one's own)."""
+"""What an administrator may lift at the coordinator (a quarantine), and allow at a site (a model of one's own)."""
 
 import sys
 from dataclasses import replace
@@ -27,8 +27,7 @@ SITES = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
 
 def run(session, path):
     """The run of a folder with all four sites, as `coordinator run` and `resume` play it."""
-    places = {site.name: site.node for site in SITES}
-    return play_over(session, SITES, lambda names: [places[name] for name in names], read_config(path), path)
+    return play_over(session, lambda: SITES, read_config(path), path)
 
 
 class Poisoned(Direct):
@@ -109,9 +108,8 @@ MODEL = """
 from collections import OrderedDict
 from torch import nn
 def small(shape, classes):
-    body = [("flat", nn.Flatten()), ("body", nn.Linear(64, 12)), ("bend", nn.ReLU())]
-    layers = [*body, ("head", nn.Linear(12, classes))]
-    return nn.Sequential(OrderedDict(layers))
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU())
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(12, classes)))
 def headless(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 """

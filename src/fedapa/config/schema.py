@@ -196,6 +196,7 @@ class FederationConfig(Section):
     min_replies: int = Field(1, ge=1, description="uploads without which a round is not closed")
     quorum_timeout: float = Field(3600.0, gt=0, description="seconds to wait for so many before the run stops")
     min_sites: int = Field(1, ge=1, description="sites that must be there for a run to begin")
+    late_sites: bool = Field(True, description="sites that come while a run is going join it before its next round")
     quarantine_after: int = Field(3, ge=1, description="refused uploads in a row that end a site's part")
     max_growth: float = Field(100.0, gt=0, description="most that a tensor's norm may be, in norms of what was sent")
     max_upload_mb: float = Field(1024.0, gt=0, description="largest upload")

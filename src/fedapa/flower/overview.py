@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from fedapa.errors import InputError
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 from fedapa.flower.registry import Coordinator
 from fedapa.flower.session import Control
 from fedapa.flower.transport import _from_record
@@ -104,6 +104,8 @@ def release(path: Path, name: str) -> None:
     keeper = folder.RunFolder(path, 1)  # nobody else may be at work on it
     try:
         i = agreement.terms.names.index(name)
+        if i >= len(found.records):
+            raise InputError(f"{name} has not taken part in {path} yet", "there is nothing to release it from")
         standing = found.records[i].state["standing"].clone()
         standing[1] = 0
         records = list(found.records)

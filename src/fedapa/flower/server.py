@@ -70,8 +70,7 @@ def main(grid: FlowerGrid, context: Context) -> None:
     folder = Path(str(context.run_config["config"]))
     session = Lent(grid)
     sites = identify(session, (folder / CONFIG).read_text(encoding="utf-8"))
-    known = {site.name: site.node for site in sites}
-    play_over(session, sites, lambda names: [known.get(name) for name in names], read_config(folder), folder)
+    play_over(session, lambda: sites, read_config(folder), folder)
 
 
 app = ServerApp()

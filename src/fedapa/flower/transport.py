@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +25,9 @@ from fedapa.flower.letters import Answer, Ask, Terms
 from fedapa.flower.pack import Unsound, pack, unpack
 from fedapa.run.checkpoint import KEEP
 from fedapa.run.evaluate import Score
+from fedapa.run.gate import Newcomer
 from fedapa.run.transport import Record, Reply, Request
+from fedapa.task.task import Task
 
 POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
 LOOK = 2.0  # seconds between two looks at who is online
@@ -136,6 +138,15 @@ class Grid:
             self.standings[i].refusals += 1
         self._uploaded.clear()
         self._pending.clear()
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        """One site more; from now on all others are told of it, too."""
+        self.terms = replace(self.terms, names=list(task.names), sizes=task.sizes.tolist())
+        self.standings.append(Standing())
+        if self.tests is not None:
+            self.tests = [*self.tests, (newcomer.test, newcomer.validation)]
+        for tags in self._safe:
+            tags.append(0)
 
     def records(self) -> list[Record]:
         """The sites keep their states themselves; a checkpoint holds which of them count."""

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree, with_rows
@@ -71,6 +72,7 @@ class APPLE(Method):
         return {"others": torch.cat([server["cores"][:i], server["cores"][i + 1 :]])}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        client = {**client, "p": longer(client["p"], task.clients)}
         if self.start == "own" and client["begun"] == 0:
             client = {**client, "core": task.join(*local.fresh()), "begun": torch.ones(1)}
         return self._personal(task, client, down, local.client)
@@ -129,6 +131,11 @@ def own_first(p: Tensor, i: int) -> Tensor:
 def by_client(p: Tensor, i: int) -> Tensor:
     """The way back."""
     return torch.cat([p[1 : i + 1], p[:1], p[i + 1 :]])
+
+
+def longer(p: Tensor, clients: int) -> Tensor:
+    """p with 0 for clients that joined since."""
+    return F.pad(p, (0, clients - len(p)))
 
 
 def _sample_shares(task: Task) -> Tensor:

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core import hyper as hypernet
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, When, hyper
 from fedapa.task.local import Local, stream
@@ -81,7 +81,7 @@ class PFedHN(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         self._refuse_buffers(task)
         theta, phi = task.init(seed)
-        random, sizes = stream(seed, HYPERNETWORK), self._sizes(task)
+        random, sizes = stream(seed, HYPERNETWORK), self._sizes(self.embedding or int(1 + task.clients / 4))
         P = len(theta) if self.private_head else len(theta) + len(phi)
         weights = {
             "v": hypernet.normal(random, task.clients, sizes[0]),
@@ -92,7 +92,8 @@ class PFedHN(Method):
         return server, {"theta": theta, "phi": phi}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        h = with_one(hypernet.forward(server["psi"], self._sizes(task), server["v"][i]))
+        v = server["v"]
+        h = with_one(hypernet.forward(server["psi"], self._sizes(v.shape[1]), v[i]))
         return {"theta" if self.private_head else "omega": server["O"] @ h}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
@@ -109,6 +110,11 @@ class PFedHN(Method):
         rows = sorted(range(len(ids)), key=lambda k: ids[k])
         delta = torch.stack([downs[k][name] - ups[k][name] for k in rows])  # [S, P]
         return self._steps(task, server, torch.tensor([ids[k] for k in rows]), delta)
+
+    def admit(self, task: Task, server: Tree) -> Tree:
+        """Another embedding, the mean of all; the hypernetwork stays what it is."""
+        like = {name: server[name].new_empty(task.clients, server["v"].shape[1]) for name in ("v", "velocity_v")}
+        return server | grown({name: server[name] for name in like}, like)
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
@@ -133,7 +139,7 @@ class PFedHN(Method):
         a, b, X, c, d, Y = 1.0, 0.0, torch.zeros_like(along_O), 0.0, 1.0, torch.zeros_like(along_O)
         for k in self._groups(len(ids)):
             into_h = (a * along_O[k] + b * along_V[k] + gram[k] @ X) / len(k)  # delta' O of this step
-            h, grads = self._through_trunk(task, server, ids[k], into_h[:, :-1])
+            h, grads = self._through_trunk(server, ids[k], into_h[:, :-1])
             G = torch.zeros_like(X).index_copy(0, k, with_one(h) / len(k))  # the gradient of O is delta' G
             scale = self._clip(((gram @ G) * G).sum(), grads)
             c, d, Y = momentum * c + decay * a, momentum * d + decay * b, momentum * Y + decay * X + scale * G
@@ -149,10 +155,10 @@ class PFedHN(Method):
         everybody = torch.arange(count)
         return [everybody] if self.update == "mean" else list(everybody.view(-1, 1))
 
-    def _through_trunk(self, task: Task, server: Tree, ids: Tensor, into_h: Tensor) -> tuple[Tensor, Tree]:
+    def _through_trunk(self, server: Tree, ids: Tensor, into_h: Tensor) -> tuple[Tensor, Tree]:
         """h of some clients, and the vector-Jacobian product of h with ``into_h`` in psi and v."""
         psi, v = (server[name].detach().requires_grad_() for name in ("psi", "v"))
-        h = hypernet.forward(psi, self._sizes(task), v[ids])
+        h = hypernet.forward(psi, self._sizes(v.shape[1]), v[ids])
         into_psi, into_v = torch.autograd.grad((h * into_h).sum(), (psi, v))
         return h.detach(), {"psi": into_psi, "v": into_v}
 
@@ -172,8 +178,9 @@ class PFedHN(Method):
     def _rate(self) -> float:
         return self.hn_lr or (0.05 if self.private_head else 0.01)
 
-    def _sizes(self, task: Task) -> tuple[int, ...]:
-        return (self.embedding or int(1 + task.clients / 4), *[self.hidden] * (self.layers + 1))
+    def _sizes(self, embedding: int) -> tuple[int, ...]:
+        """Widths of the trunk; with ``embedding = 0`` that is what the first clients' number made it."""
+        return (embedding, *[self.hidden] * (self.layers + 1))
 
     def _refuse_buffers(self, task: Task) -> None:
         model, generated = task.model, task.P if self.private_head else task.P + task.Q

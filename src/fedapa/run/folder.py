@@ -109,6 +109,11 @@ class RunFolder:
         self._writing: Future[Path] | None = None
         self._transport: Transport | None = None
 
+    def position(self) -> int:
+        """Rounds that are done and need not be played again."""
+        found = checkpoint.newest(self.folder / "checkpoints")
+        return 0 if found is None else found.state.round
+
     def begin(self, transport: Transport, state: State, clients: list[ClientRow], meta: dict[str, str]) -> State:
         """Describe the run and go on from its last checkpoint, if there is one."""
         self._transport = transport
@@ -134,6 +139,8 @@ class RunFolder:
     def __call__(self, log: RoundLog, state: State) -> None:
         assert self._transport is not None
         self._settle()
+        first = len(state.last) - len(log.joined)
+        self.ledger.describe({}, [newcomer.row(first + k) for k, newcomer in enumerate(log.joined)])
         self.ledger.record(log, len(state.last))
         self._say(f"round {log.round + 1}/{self.rounds}: {len(log.trained)} clients trained")
         for event in log.events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Limits:
 
     growth: float = 100.0
     classes: Sequence[frozenset[int]] = ()  # the classes that every client declared; empty: all of them
+
+    def with_client(self, classes: frozenset[int]) -> Limits:
+        """The same with one client more, which declared these classes."""
+        return replace(self, classes=[*self.classes, classes] if self.classes else ())
 
     def find_excess(self, task: Task, i: int, up: Tree, down: Tree) -> str | None:
         """Why client i cannot have sent this; None if it can. Shapes, dtypes and finiteness are checked before."""

@@ -18,6 +18,7 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.evaluate import Counts, Score
+from fedapa.run.gate import Gate, Newcomer
 from fedapa.run.guard import Limits
 from fedapa.run.room import Room, is_mapped
 from fedapa.run.transport import Reply, Request, Transport
@@ -70,6 +71,8 @@ class RoundLog:
     seconds: dict[str, float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     watched: Tree = field(default_factory=dict)
+    joined: list[Newcomer] = field(default_factory=list)  # before this round; the last of all clients
+    gone: frozenset[int] = frozenset()  # who left for good before this round, or before another
 
 
 class State(NamedTuple):
@@ -159,12 +162,15 @@ def start(method: Method, task: Task, seed: int) -> tuple[State, Tree]:
     return State(0, server, np.full((task.clients, 4), -1, dtype=np.int64)), client
 
 
-def draw(plan: Plan, clients: int, t: int) -> list[int]:
+def draw(plan: Plan, clients: int, t: int, gone: frozenset[int] = frozenset()) -> list[int]:
     """Who takes part in round t: a number between the two shares, then that many clients, in random order."""
-    low, high = (math.ceil(share * clients - 1e-9) for share in plan.participation)
+    there = [i for i in range(clients) if i not in gone]
+    if not there:
+        raise RunError("every client has left for good", "start a new run with those that are there now")
+    low, high = (math.ceil(share * len(there) - 1e-9) for share in plan.participation)
     random = stream(plan.seed, 3, t)
     count = int(random.integers(max(low, 1), max(high, 1) + 1))
-    return [int(i) for i in random.choice(clients, count, replace=False)]
+    return [there[i] for i in random.choice(len(there), count, replace=False)]
 
 
 class Expected:
@@ -190,6 +196,11 @@ class Expected:
             self._known[phase] = self._method.train(self._task, state, down, local)[1]
         return self._known[phase]
 
+    def with_client(self, task: Task, newcomer: Newcomer) -> Expected:
+        """The same for a run that ``newcomer`` has joined."""
+        limits = self.limits and self.limits.with_client(newcomer.classes)
+        return Expected(self._method, task, self._data.x[0], limits)
+
     def known(self, phase: int | None) -> Tree | None:
         """The upload of a phase, if a message of it was looked at before."""
         return None if phase is None else self._known.get(phase)
@@ -208,17 +219,61 @@ class Expected:
 
 def run(
     method: Method, task: Task, transport: Transport, plan: Plan, state: State, like: Expected, sink: Sink,
-    room: Room | None = None,
+    room: Room | None = None, gate: Gate | None = None,
 ) -> State:  # fmt: skip
-    """Play all rounds that are left, with the server's state in ``room``."""
-    state = state._replace(server=(room or Room()).hold(state.server))
+    """Play all rounds that are left, with the server's state in ``room``; ``gate`` says who comes and goes."""
+    room = room or Room()
+    state = state._replace(server=room.hold(state.server))
     schedule = method.schedule if plan.schedule == "auto" else plan.schedule
     play = play_parallel if schedule == "parallel" else play_sequential
     while state.round < plan.rounds:
-        log = RoundLog(state.round, draw(plan, task.clients, state.round))
+        log = RoundLog(state.round, [])
+        if gate is not None:
+            task, state, like = _open(gate, method, task, transport, plan.seed, state, like, log)
+            state = state._replace(server=room.hold(state.server))
+        log.trained = draw(plan, task.clients, state.round, log.gone)
         state = play(method, task, transport, plan, state, like, log)
         sink(log, state)
     return state
+
+
+def _open(
+    gate: Gate, method: Method, task: Task, transport: Transport, seed: int, state: State, like: Expected, log: RoundLog
+) -> tuple[Task, State, Expected]:
+    """Between two rounds: whoever joins gets room by the method's rule, and nobody else's part changes."""
+    for newcomer in gate.knocking(state.round):
+        larger = task.with_client(newcomer.name, newcomer.train)
+        try:
+            server = _with_room(method, larger, state.server, newcomer)
+        except InputError as error:
+            gate.turn_away(newcomer)
+            text = f"client {newcomer.name} cannot join: {error.message}"
+            log.events.append(Event(log.round, None, "turned away", text))
+            continue
+        gate.let_in(newcomer, state.round)
+        task, like = seat(method, larger, transport, seed, like, newcomer)
+        unknown = np.full((1, 4), -1, dtype=np.int64)
+        state = State(state.round, server, np.concatenate([state.last, unknown]))
+        log.joined.append(newcomer)
+        log.events.append(Event(log.round, task.clients - 1, "joined", f"{task.name(task.clients - 1)} joined"))
+    log.gone = gate.gone(state.round)
+    for i in sorted(log.gone - gate.gone(state.round - 1)):
+        log.events.append(Event(log.round, i, "left", f"{task.name(i)} left for good"))
+    return task, state, like
+
+
+def _with_room(method: Method, task: Task, server: Tree, newcomer: Newcomer) -> Tree:
+    if newcomer.fault:
+        raise InputError(newcomer.fault)
+    return method.admit(task, server)
+
+
+def seat(
+    method: Method, task: Task, transport: Transport, seed: int, like: Expected, newcomer: Newcomer
+) -> tuple[Task, Expected]:
+    """A place for the last client of ``task`` everywhere but in the server's state."""
+    transport.admit(task, newcomer, method.init(task, seed)[1])
+    return task, like.with_client(task, newcomer)
 
 
 def play_parallel(
@@ -226,7 +281,7 @@ def play_parallel(
 ) -> State:
     """All clients of the round see the same server."""
     begin = time.perf_counter()
-    everyone, chosen = range(task.clients), set(log.trained)
+    everyone, chosen = [i for i in range(task.clients) if i not in log.gone], set(log.trained)
     sent = Sent(method, task, state.server, sorted(chosen), [i for i in everyone if i not in chosen])
     requests = [_request(plan, state, sent, i, i in chosen) for i in everyone]
     replies = {r.client: r for r in transport.exchange([r for r in requests if r.train or r.evaluate])}
@@ -243,7 +298,7 @@ def play_sequential(
     """Every client sees what the ones before it left; idle clients are shown the server as the round began."""
     begin = time.perf_counter()
     server = state.server
-    idle = [i for i in range(task.clients) if i not in set(log.trained)]
+    idle = [i for i in range(task.clients) if i not in {*log.trained, *log.gone}]
     sent = Sent(method, task, server, idle)
     shows = [_request(plan, state, sent, i, False) for i in idle]
     replies = {r.client: r for r in transport.exchange([r for r in shows if r.evaluate])}
@@ -338,6 +393,7 @@ def _close(
         shown = [replies[i].before if i in replies else None for i in range(task.clients)]
         log.before = np.array([row or blank for row in shown], dtype=np.int64)
         log.after = last.clip(min=0)
+        log.after[sorted(log.gone)] = 0  # what they last had is no longer in use
     log.client_seconds = {i: r.seconds for i, r in replies.items()}
     log.seconds["training"] = sum(r.train_seconds for r in replies.values())
     log.watched = method.watch(server)

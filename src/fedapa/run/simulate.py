@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedapa.run import loop
 from fedapa.run.engines import Engine, with_engine
 from fedapa.run.evaluate import Summary, summarise
 from fedapa.run.folder import ClientRow, RunFolder, client_rows
+from fedapa.run.gate import Gate
 from fedapa.run.guard import Limits
 from fedapa.run.loop import Plan, RoundLog, State
 from fedapa.run.room import MAP_ABOVE_MB, Room
@@ -76,18 +77,20 @@ def simulate(
     progress: Progress | None = None,
     mmap_above_mb: float = MAP_ABOVE_MB,
     limits: Limits | None = None,
+    gate: Gate | None = None,
 ) -> Result:
     """Run to the end, or on from where the folder's last checkpoint stands.
 
     With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
+    With a ``gate``, ``task`` has the clients that begin, and ``data`` also those that join later.
     """
     torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
     begin = loop.start(method, task, plan.seed)
     transport = InProcess(method, task, data, plan.seed, begin[1], workers)
     like = loop.Expected(method, task, data.clients[0].train.x[0], limits)
-    rows = client_rows(data)
+    rows = client_rows(data)[: task.clients]
     return play(
-        method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb
+        method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb, gate
     )
 
 
@@ -104,28 +107,40 @@ def play(
     checkpoint_every: int = 1,
     progress: Progress | None = None,
     mmap_above_mb: float = MAP_ABOVE_MB,
+    gate: Gate | None = None,
 ) -> Result:
-    """The loop over any transport, with or without a folder that keeps all of it."""
+    """The loop over any transport, with or without a folder that keeps all of it; ``gate`` says who comes and goes."""
     torch.set_num_threads(1)
     state, client = begin
     logs: list[RoundLog] = []
     room = Room(mmap_above_mb * 2**20, folder)
     if folder is None:
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room)
-        return Result(method, task, logs, state, transport.records())
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room, gate)
+        return Result(method, _with_all(task, logs), logs, state, transport.records())
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
+        for newcomer in gate.members(keeper.position()) if gate is not None else ():
+            clients = [*clients, newcomer.row(len(clients))]
+            larger = task.with_client(newcomer.name, newcomer.train)
+            task, like = loop.seat(method, larger, transport, plan.seed, like, newcomer)
         state = keeper.begin(transport, state, clients, about)
         logs += keeper.earlier()
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room)
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room, gate)
         keeper.finish()
     except RunError as error:
         keeper.fail(error.message)
         raise
     finally:
         keeper.close()
-    return Result(method, task, logs, state, transport.records())
+    return Result(method, _with_all(task, logs), logs, state, transport.records())
+
+
+def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
+    """With whoever joined in these rounds."""
+    for newcomer in (newcomer for log in logs for newcomer in log.joined):
+        task = task.with_client(newcomer.name, newcomer.train)
+    return task
 
 
 def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:

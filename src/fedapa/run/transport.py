@@ -19,6 +19,7 @@ from fedapa.errors import RunError
 from fedapa.methods.method import Method
 from fedapa.run.cohort import cohorts, play_together
 from fedapa.run.evaluate import Score, score
+from fedapa.run.gate import Newcomer
 from fedapa.task.local import Engine, Local, Plain
 from fedapa.task.task import Task
 
@@ -57,6 +58,9 @@ class Transport(Protocol):
 
     def commit(self, clients: Sequence[int]) -> None:
         """The server accepted these uploads: the states that they came from now stand; all others are dropped."""
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        """One client more, the last of ``task``, which starts with the state ``client``."""
 
     def records(self) -> list[Record]:
         """Every client's state, for checkpoints."""
@@ -110,7 +114,7 @@ class InProcess:
     def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
         self.method, self.task, self.data, self.seed = method, task, data, seed
         self.workers = 1 if task.model.stochastic else workers or available_cores()
-        self._records = [Record(client, {}) for _ in data.clients]
+        self._records = [Record(client, {}) for _ in range(task.clients)]
         self._pending: dict[int, Record] = {}
         self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
 
@@ -134,6 +138,10 @@ class InProcess:
         for i in clients:
             self._records[i] = self._pending[i]
         self._pending.clear()
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        self.task = task
+        self._records.append(Record(client, {}))
 
     def records(self) -> list[Record]:
         return list(self._records)

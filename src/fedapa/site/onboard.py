@@ -63,7 +63,7 @@ def onboard(
         raise InputError(f"there is a client called '{name}' already", "give the new one another --name")
     own = _read(run, name, file, parts)
     client, rounds = own.data.clients[0], parts.plan.rounds if rounds is None else rounds
-    task = _enlarged(parts.task, client)
+    task = replace(parts.task.with_client(client.name, len(client.train.y)), vectorise=False)
     server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, told)
     method, i, seed = parts.method, task.clients - 1, parts.plan.seed
     grown = Checkpoint(State(point.state.round, server, point.state.last), [*point.records, record])
@@ -94,11 +94,6 @@ def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
     schema = schema if sites.scaling == "federated" else unscaled(schema)
     alone = replace(sites, files={name: str(file)}, source=None, site_column=None, schema_file=None)
     return assemble_sites(alone, parts.plan.seed, agreed=schema)
-
-
-def _enlarged(task: Task, client: ClientData) -> Task:
-    sizes = torch.cat([task.sizes, torch.tensor([len(client.train.y)])])
-    return replace(task, sizes=sizes, names=(*task.names, client.name), vectorise=False)
 
 
 def _join(

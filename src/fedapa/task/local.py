@@ -219,7 +219,7 @@ class Local:
 
     def _recall(self, memory: str | None, params: Tree) -> Tree:
         kept = {k: self.memory.get(f"{memory}/{k}") for k in params} if self._keeps(memory) else {}
-        return {k: torch.zeros_like(v) if kept.get(k) is None else kept[k].clone() for k, v in params.items()}  # type: ignore[union-attr]
+        return {k: torch.zeros_like(v) if (was := kept.get(k)) is None else _as_long(was, v) for k, v in params.items()}
 
     def _remember(self, memory: str | None, velocity: Tree) -> None:
         if self._keeps(memory):
@@ -227,6 +227,11 @@ class Local:
 
     def _keeps(self, memory: str | None) -> bool:
         return memory is not None and self.task.training.keep_momentum
+
+
+def _as_long(velocity: Tensor, param: Tensor) -> Tensor:
+    """A copy; where a parameter has more entries than before, the new ones begin at rest."""
+    return velocity.clone() if velocity.shape == param.shape else F.pad(velocity, (0, len(param) - len(velocity)))
 
 
 def train(job: Job) -> Trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -50,6 +50,11 @@ class Task:
     @property
     def clients(self) -> int:
         return len(self.sizes)
+
+    def with_client(self, name: str, samples: int) -> Task:
+        """The same task with one client more, the last."""
+        sizes = torch.cat([self.sizes, torch.tensor([samples])])
+        return replace(self, sizes=sizes, names=(*self.names, name) if self.names else ())
 
     def name(self, i: int) -> str:
         return f"client {self.names[i] if self.names else i}"
