@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedapa.core.tree import Tree, count_bytes
+from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
 from fedapa.methods.method import Method, describe
 from fedapa.methods.papers import PAPERS
@@ -30,6 +32,9 @@ parameters, d = 84 features, C = 10 classes, M = 20 clients).
 Who sits out a round keeps everything; what it would receive now and its last trained model are shown in every round's
 table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived)
 and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
+
+A client that joins a run that is going, or a finished one (`fedapa onboard`), starts like everybody else at its own end.
+What the server makes for it, and nobody else's part of which changes, is the last row of every table.
 
 `fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
 """
@@ -63,9 +68,33 @@ def facts(method: Method, task: Task) -> list[str]:
     rows = [("server keeps", shapes(server)), ("client keeps", shapes(client))]
     rows += [("down", shapes(down)), ("up", shapes(up))]
     rows += [("per client and round", f"{kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
-    rows += [("schedule", method.schedule)]
+    rows += [("schedule", method.schedule), ("a client that joins later", joins(method, task))]
     table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
     return [*table, *hypers(type(method))]
+
+
+def joins(method: Method, task: Task) -> str:
+    """What the server's state gets for one more client, seen from what ``admit`` makes of the state of a start."""
+    server, _ = method.init(task, 0)
+    try:
+        larger = method.admit(task.with_client("", 100), server)
+    except InputError as error:
+        return f"refused: {error.message}"
+    new = [f"{name}: {entry(leaf, server[name])}" for name, leaf in larger.items() if leaf.shape != server[name].shape]
+    return "; ".join(new) or "gets what all get"
+
+
+def entry(larger: Tensor, leaf: Tensor) -> str:
+    """The newcomer's part of one tensor, in words."""
+    axis = next(k for k in range(leaf.ndim) if larger.shape[k] != leaf.shape[k])
+    row = larger.select(axis, -1)
+    if not row.any():
+        return "0"
+    if row.ndim > axis and larger.shape[axis + 1 :] == larger.shape[axis : axis + 1]:
+        alone = torch.zeros_like(row)
+        alone[..., -1] = 1.0
+        return "itself alone" if torch.equal(row, alone) else "as the others', newly computed"
+    return "mean of all" if torch.allclose(row, leaf.mean(axis)) else "its own start"
 
 
 def hypers(cls: type[Method]) -> list[str]:

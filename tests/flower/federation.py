@@ -148,11 +148,11 @@ def assert_same(federation: Federation, run: Path, absent: frozenset[tuple[int, 
     """Server and every site's state, on the server's word and on the sites' disks, equal the run in one process."""
     agreement = read_agreement(run)
     found = checkpoint.newest(run / "checkpoints")
-    here = in_process(agreement.terms, absent)
+    here = in_process(agreement.terms, absent, agreement.since, agreement.until)
     standings = [_from_record(record) for record in found.records]
     assert digest(found.state.server) == server_digest(here)
     assert [standing.digest for standing in standings] == client_digests(here)
-    for name, standing in zip(NAMES, standings, strict=True):
+    for name, standing in zip(agreement.terms.names, standings, strict=True):
         store = Store(federation.folder / "kits" / name / "states")
         record = store.load(agreement.terms.run, standing.accepted, standing.digest)
         assert digest(checkpoint.from_record(record)) == standing.digest

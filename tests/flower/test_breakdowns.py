@@ -148,20 +148,27 @@ def test_a_straggler_is_left_out_and_comes_back(federation):
     assert_same(federation, run, absent)
 
 
-def test_a_site_that_joins_late_and_one_that_leaves_for_good(federation):
-    """A site that is away at first is part of the run; one that is removed is not waited for, and is refused."""
+def test_sites_come_and_go_while_a_run_is_going(federation):
+    """One is away for a while, one is enrolled in the middle of the run and joins it, one is removed for good."""
     run = federation.folder / "leaving" / "fedapa-seed0"
-    process = federation.run("leaving", "--set", "run.rounds=5", "--set", "federation.rejoin=5.0")
+    sets = ("run.rounds=16", "data.clients=5", "federation.rejoin=5.0")
+    process = federation.run("leaving", *(word for change in sets for word in ("--set", change)))
     wait_for_round(run, 1)
+    fedapa("coordinator", "add-site", "elm", cwd=federation.folder)
+    federation.join(["elm"])
     fedapa("site", "leave", "kits/amber", cwd=federation.folder)
-    wait(lambda: bool(events(run)), 300)
+    wait(lambda: any(kind == "absent" for _, _, kind, _ in events(run)), 300)
     federation.join(["amber"])
     fedapa("coordinator", "remove-site", "dune", cwd=federation.folder)
     assert process.wait(900) == 0
+    agreement, told = read_agreement(run), {(i, kind) for _, i, kind, _ in events(run)}
+    assert agreement.terms.names == [*NAMES, "elm"]
+    assert 0 < agreement.since[4] < 16
+    assert 0 < agreement.until[3] < 16
+    assert {(4, "joined"), (3, "left"), (0, "absent")} <= told
     absent = absences(run)
-    assert (4, 3) in absent
-    assert any(i == 0 for _, i in absent)
+    assert not [t for t, i in absent if i == 3 and t >= agreement.until[3]]  # nobody waits for it any more
     assert_same(federation, run, absent)
-    federation.wait_online(3)
+    federation.wait_online(4)
     states = {site["site"]: site["state"] for site in federation.status()["sites"]}
-    assert states["dune"] == "removed"
+    assert (states["dune"], states["elm"]) == ("removed", "online")

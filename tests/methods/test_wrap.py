@@ -13,9 +13,12 @@ from scipy import optimize, stats
 from fedapa.core.tree import count_bytes, find_fault, grown
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
+from fedapa.methods.apple import APPLE
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.fedapa import FedAPA
+from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.fedavg import FedAvg
+from fedapa.methods.pfedhn import PFedHN
 from fedapa.methods.wrap import Noised, Quantised, Top, Wrapped, pack, unpack
 from fedapa.task.local import Local
 from fedapa.verify import LAWS
@@ -167,6 +170,52 @@ def test_fedapa_starts_a_new_client_from_the_mean() -> None:
     torch.testing.assert_close(method.send(larger, server, 4)["theta"], done.server["theta"].mean(0))
     assert server["A"][4].tolist() == [0, 0, 0, 0, 1]
     assert server["A"][:4, 4].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("rule", ["cut", "noise", "leave-one-out", "stability"])
+def test_fedapa_exact_starts_a_new_client_from_the_mean_and_nobody_mixes_it(rule: str) -> None:
+    method = FedAPAExact(rule=rule)  # type: ignore[arg-type]
+    case = Case(method)
+    done, larger = case.run(2), case.task.with_client("", 9)
+    server = method.admit(larger, done.server)
+    torch.testing.assert_close(method.send(larger, server, 4)["theta"], done.server["theta"].mean(0))
+    old = {k: v for k, v in done.server.items() if k != "theta"}
+    for name, leaf in old.items():
+        torch.testing.assert_close(server[name][tuple(slice(0, n) for n in leaf.shape)], leaf)
+    assert server["heard"][4] == 0
+    ups = [{"theta": server["theta"][i] + 0.1} for i in range(4)]
+    downs = [method.send(larger, server, i) for i in range(4)]
+    after = method.absorb(larger, server, range(4), downs, ups)
+    assert after["A"][0, :4, 4].tolist() == [0, 0, 0, 0]
+
+
+def test_a_hypernetwork_keeps_its_length_of_embeddings() -> None:
+    """int(1 + M / 4) would be one longer for eight clients than for seven."""
+    method = PFedHN()
+    server, _ = method.init(replace(CASE.task, sizes=torch.full((7,), 9)), 0)
+    larger = replace(CASE.task, sizes=torch.full((8,), 9))
+    grew = method.admit(larger, server)
+    assert grew["v"].shape == (8, 2)
+    torch.testing.assert_close(grew["v"][7], server["v"].mean(0))
+    down = method.send(larger, grew, 7)
+    after = method.absorb(larger, grew, [7], [down], [{k: v + 0.1 for k, v in down.items()}])
+    assert after["v"].shape == (8, 2)
+    assert not torch.equal(after["v"][7], grew["v"][7])
+
+
+def test_apple_gives_a_new_client_no_weight_at_the_others() -> None:
+    method, case = APPLE(), Case(APPLE())
+    done, larger = case.run(2), case.task.with_client("", 9)
+    server = method.admit(larger, done.server)
+    before, was = done.records[0].state, method.send(case.task, done.server, 0)
+    local, now = replace(case.local(0, 2, done.records[0]), task=larger), method.send(larger, server, 0)
+    old = method.receive(case.task, before, was, case.local(0, 2, done.records[0]))
+    new = method.receive(larger, before, now, local)
+    assert new["p"].tolist() == [*before["p"].tolist(), 0.0]
+    assert all(torch.allclose(old[k], new[k], atol=1e-6) for k in ("theta", "phi"))
+    trained, _ = method.train(larger, new, now, local)
+    assert trained["p"][4] != 0  # it can learn to
+    assert len(local.memory["main/p"]) == 5
 
 
 def test_what_cannot_grow() -> None:

@@ -53,7 +53,10 @@ def init(
     "--share", type=click.IntRange(0), help="Which share of a config's data is the site's; default: the next."
 )
 def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, share: int | None) -> None:
-    """Enrol the site NAME and make its kit: name, key, authority, address. Carry the kit there by a safe way."""
+    """Enrol the site NAME and make its kit: name, key, authority, address. Carry the kit there by a safe way.
+
+    Once it has joined, it takes part in new runs, and in those that are going from their next round on.
+    """
     coordinator = _registry().Coordinator(home)
     kit = kit or Path("kits") / name
     coordinator.enrol(name, kit, public_key, share)
@@ -65,7 +68,7 @@ def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, s
 @click.argument("name")
 @folder_option
 def remove_site(name: str, home: Path) -> None:
-    """Revoke the site NAME: its key is refused from now on, and runs go on without it."""
+    """Revoke the site NAME: its key is refused from now on, and runs go on without it from their next round."""
     coordinator = _registry().Coordinator(home)
     coordinator.remove(name)
     _sync(coordinator)

@@ -155,9 +155,10 @@ class Arrivals:
         nodes = self.session.nodes() if absent else {}
         for site in absent:
             node = nodes.get(site.node)
-            if node is not None and node.online and node.since >= self._refused.get(site.name, 0.0):
-                if message := self.session.push(question(site, self.agreement.terms.config)):
-                    self._asked[message] = (site, now)
+            if node is None or not node.online or node.since < self._refused.get(site.name, 0.0):
+                continue
+            if message := self.session.push(question(site, self.agreement.terms.config)):
+                self._asked[message] = (site, now)
 
 
 def newcomer(found: Description) -> Newcomer:

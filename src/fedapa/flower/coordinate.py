@@ -13,10 +13,9 @@ import torch
 from fedapa.config.experiment import read_config
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
-from fedapa.flower.arrivals import (
-    NEVER, Agreement, Arrivals, Members, described_by, differ, is_away, newcomer, places, question, read_agreement,
-    write_agreement,
-)  # fmt: skip
+from fedapa.flower import arrivals
+from fedapa.flower.arrivals import NEVER, Agreement, Arrivals, Members, places
+from fedapa.flower.arrivals import read_agreement as read_agreement
 from fedapa.flower.letters import Description, Terms
 from fedapa.flower.pack import DTYPES
 from fedapa.flower.registry import Coordinator, Enrolled
@@ -27,6 +26,7 @@ from fedapa.run import loop
 from fedapa.run.folder import CONFIG
 from fedapa.run.guard import Limits
 from fedapa.run.simulate import Progress, Result, play
+
 
 def conduct(
     coordinator: Coordinator, folder: Path, progress: Progress | None = None, say: Callable[[str], None] | None = None
@@ -57,7 +57,7 @@ def play_over(
     if agreement is None:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         agreement = make_agreement(session, members(), config, text)
-        write_agreement(folder, agreement)
+        arrivals.write_agreement(folder, agreement)
     gate = Arrivals(session, members, folder, agreement, config.federation.late_sites)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
@@ -77,7 +77,7 @@ def play_over(
         "source": config.data.source,
         "federation": terms.run,
     }
-    rows = [newcomer(found).row(i) for i, found in enumerate(described)]
+    rows = [arrivals.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
     return play(
         method, task, transport, plan, begin, like, rows, folder, meta, run.checkpoint_every, progress,
@@ -108,7 +108,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
         raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)
     first = found[0]
     for other in found[1:]:
-        if difference := differ(first, other):
+        if difference := arrivals.differ(first, other):
             raise RunError(difference)
     engine = config.run.engine
     if engine in ("auto", "vmap"):
@@ -133,11 +133,11 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
             asked = {site.name for site in open_.values()} | found.keys()
             for site in sites:
                 if site.name not in asked and site.node in nodes and nodes[site.node].online:
-                    open_[session.push(question(site, text))] = site
+                    open_[session.push(arrivals.question(site, text))] = site
             for message in session.pull(list(open_)) if open_ else ():
                 owner = open_.pop(message.metadata.reply_to_message_id, None)
-                if owner is not None and not is_away(message):  # whose answer was cut off is asked again
-                    found[owner.name] = described_by(owner, message)
+                if owner is not None and not arrivals.is_away(message):  # whose answer was cut off is asked again
+                    found[owner.name] = arrivals.described_by(owner, message)
         except Lost:
             session.renew()
             open_.clear()
