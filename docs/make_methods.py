@@ -33,8 +33,8 @@ Who sits out a round keeps everything; what it would receive now and its last tr
 table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived)
 and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
 
-A client that joins a run that is going, or a finished one (`fedapa onboard`), starts like everybody else at its own end.
-What the server makes for it, and nobody else's part of which changes, is the last row of every table.
+A client that joins a run that is going, or a finished one (`fedapa onboard`), starts at its own end as all others did.
+What the server makes for it is the last row of every table; nobody else's part changes.
 
 `fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
 """
