@@ -114,6 +114,11 @@ def post(coordinator, path, **kwargs):
     )
 
 
+def is_the_doors(answer):
+    """nginx's own page: the call never reached the SuperLink, whatever that would have said."""
+    return answer.status_code in (400, 403) and "<center>nginx</center>" in answer.text
+
+
 def test_a_site_works_through_the_door(house):
     """A real SuperNode and its worker: messages and tensors pass both ways."""
     house.join(["birch"])
@@ -266,7 +271,22 @@ def test_repeated_byte_for_byte_an_upload_changes_nothing(house, coordinator):
     "/v1/fleet%2f..%2fcontrol/list-runs",
 ])  # fmt: skip
 def test_control_and_runtime_end_at_the_door(coordinator, path):
-    assert post(coordinator, path).status_code in (403, 400)
+    answer = post(coordinator, path)
+    assert is_the_doors(answer), (answer.status_code, answer.text[:200])
+    assert answer.status_code == 403 or "%" in path
+
+
+def test_fleet_calls_are_posted_or_nothing(coordinator):
+    for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+        url = f"https://{coordinator.fleet_address}/v1/fleet/pull-messages"
+        assert is_the_doors(httpx.request(method, url, verify=trust(coordinator))), method
+
+
+def test_the_superlink_listens_on_the_loopback_address_alone(coordinator):
+    """Any other address of this machine is as good as one from outside."""
+    with pytest.raises(httpx.ConnectError, match="refused"):
+        httpx.get(f"https://127.0.0.2:{coordinator.settings.port}/health", verify=trust(coordinator))
+    assert httpx.get(f"https://{coordinator.address}/health", verify=trust(coordinator)).status_code == 200
 
 
 def test_unsigned_fleet_calls_end_at_the_superlink(coordinator):

@@ -1,7 +1,7 @@
 """The ServerApp over a grid that Flower lends, and what sites say before a run."""
 
 import pytest
-from fleet import NAMES, Direct, client_digests, config_text, in_process, make_sites, server_digest
+from fleet import NAMES, Direct, client_digests, config_text, in_process, make_sites, replace_id, server_digest
 from flwr.app import Context, RecordDict
 
 from fedapa.core.tree import digest
@@ -91,6 +91,33 @@ def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):
     session = Cut(make_sites(tmp_path))
     assert make_agreement(session, sites, read_config(config_text()), config_text()).terms.names == NAMES
     assert session.asked == 2
+
+
+@pytest.mark.parametrize("change", [
+    {"classes": 10**15}, {"train": 2**62}, {"train": 0}, {"test": -1}, {"labels": [-1]}, {"labels": [10]},
+    {"shape": []}, {"shape": [0, 8, 8]}, {"dtype": "float64"}, {"site": "amber"},
+])  # fmt: skip
+def test_a_site_that_cannot_be_what_it_says_is_named(tmp_path, change):
+    """Found before anything is made of it: so many classes would fill the coordinator's memory."""
+    from fedapa.flower.arrivals import described_by
+
+    (reply,) = [Direct(make_sites(tmp_path)).answer(message) for message in [asked(1)]]
+    assert described_by(Enrolled("birch", "", 1, 101), reply).train > 0
+    for key, value in change.items():
+        reply.content["description"][key] = value
+    with pytest.raises(RunError, match="site birch describes itself as what it cannot be"):
+        described_by(Enrolled("birch", "", 1, 101), reply)
+
+
+def asked(k):
+    from flwr.app.message import make_message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedapa.flower.arrivals import question
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    message = question(Enrolled(NAMES[k], "", k, 100 + k), config_text())
+    return make_message(replace_id(message, "asked"), message.content)
 
 
 def test_sites_whose_data_differ_are_named(tmp_path):

@@ -125,6 +125,48 @@ def test_a_site_that_left_is_not_waited_for_at_all(tmp_path):
     assert transport._clock() < 1005
 
 
+def test_an_answer_of_a_site_that_was_removed_meanwhile_does_not_count(tmp_path):
+    class Slow(Direct):
+        """Answers lie at the SuperLink for a moment, in which birch is removed."""
+
+        looks, removed = 0, False
+
+        def pull(self, ids):
+            self.looks += 1
+            self.removed = True
+            return super().pull(ids) if self.looks > 1 else []
+
+    terms = terms_of(config_text(rounds=1, participation=(1.0, 1.0)))
+    session = Slow(make_sites(tmp_path))
+    transport = grid(session, terms)
+    transport.places = lambda: [100, None if session.removed else 101, 102, 103]
+    there = over_grid(transport, terms)
+    assert there.logs[0].trained == [0, 2, 3]
+    assert "birch has left the federation" in there.logs[0].events[0].text
+    assert server_digest(there) == server_digest(in_process(terms, frozenset({(0, 1)})))
+
+
+@pytest.mark.parametrize("way", ["answer", "error"])
+def test_what_a_site_says_is_one_line_in_the_log(way, tmp_path):
+    """A fault must not write lines of its own into a log, nor colour a terminal."""
+    evil = "no\n2026-01-01 round 9/9: all well\x1b[2J\r"
+
+    class Shouting(Direct):
+        def answer(self, message):
+            reply = super().answer(message)
+            if message.metadata.dst_node_id != 100:
+                return reply
+            if way == "error":
+                return Message(Error(2, evil), reply_to=message)
+            reply.content["answer"] |= {"fault": evil, "trained": False, "digest": ""}
+            return reply
+
+    terms = terms_of(config_text(rounds=1, participation=(1.0, 1.0)))
+    (event,) = over_grid(grid(Shouting(make_sites(tmp_path)), terms), terms).logs[0].events
+    assert "all well" in event.text
+    assert event.text.isprintable()
+
+
 def test_a_lost_session_sends_again_what_was_not_answered(tmp_path):
     class Short(Direct):
         def pull(self, ids):

@@ -26,6 +26,7 @@ from fedapa.run.gate import Newcomer
 
 AGREED = "federation.json"
 NEVER = -1
+MOST, MOST_CLASSES = 2**40, 100_000  # samples and classes that a site may say it has
 PATIENCE = 60.0  # seconds after which a question without an answer is asked again
 Members = Callable[[], Sequence[Enrolled]]  # of the federation, now
 
@@ -135,17 +136,18 @@ class Arrivals:
             if site is None or is_away(message):
                 continue
             try:
-                self._answers[site.name] = described_by(site, message)
-                found.append(self._fitting(self._answers[site.name]))
+                answer = self._answers[site.name] = self._fitting(described_by(site, message))
+                found.append(newcomer(answer))
             except RunError as error:
                 found.append(Newcomer(site.name, 0, 0, 0, "", fault=error.message))
         return sorted(found, key=lambda newcomer: newcomer.name)
 
-    def _fitting(self, found: Description) -> Newcomer:
-        fault = found.fault or differ(self.agreement.descriptions[0], found)
-        if not fault and self.agreement.terms.engine == "native" and not found.native:
-            fault = "this run uses the native engine, which is not there"
-        return newcomer(found)._replace(fault=fault[:500])
+    def _fitting(self, found: Description) -> Description:
+        if fault := found.fault or differ(self.agreement.descriptions[0], found):
+            raise RunError(fault)
+        if self.agreement.terms.engine == "native" and not found.native:
+            raise RunError("this run uses the native engine, which is not there")
+        return found
 
     def _ask(self) -> None:
         now = time.time()
@@ -193,7 +195,7 @@ def is_away(message: Message) -> bool:
 
 def described_by(site: Enrolled, message: Message) -> Description:
     if message.has_error():
-        raise RunError(f"site {site.name} failed: {str(message.error.reason)[:300]}", "see its log")
+        raise RunError(f"site {site.name} failed: {letters.plain(message.error.reason, 300)}", "see its log")
     try:
         found = letters.read(Description, message.content.get("description"))
     except Unsound as error:
@@ -204,10 +206,10 @@ def described_by(site: Enrolled, message: Message) -> Description:
         found.fault
         or (
             found.dtype in ("uint8", "float32") and 0 < len(found.shape) <= 4 and min(found.shape) > 0
-            and found.train > 0 and found.test >= 0 and found.validation >= 0 and found.classes > 0
-            and set(found.labels) <= set(range(found.classes))
+            and 0 < found.train < MOST and 0 <= found.test < MOST and 0 <= found.validation < MOST
+            and 0 < found.classes <= MOST_CLASSES and all(0 <= label < found.classes for label in found.labels)
         )
     )  # fmt: skip
     if not sound:
         raise RunError(f"site {site.name} describes itself as what it cannot be", "see its log")
-    return found
+    return replace(found, fault=letters.plain(found.fault, 500))

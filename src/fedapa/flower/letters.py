@@ -86,6 +86,11 @@ class Description:
     native: bool  # the native engine can run the model here
 
 
+def plain(text: object, most: int = 200) -> str:
+    """Words from outside as one short line that no log or terminal takes for anything else."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
 def write(letter: Any) -> ConfigRecord:
     return ConfigRecord(asdict(letter))
 

@@ -201,6 +201,8 @@ class Grid:
         for i, entry in waiting.items():
             place = places[i]
             node = None if place is None else nodes.get(place)
+            if place is None:
+                entry.message = ""  # whatever it answered: it is no longer one of us
             if place is None or node is None or not node.online:
                 entry.offline = entry.offline or self._clock()
                 continue
@@ -238,11 +240,11 @@ class Grid:
         i, request = entry.request.client, entry.request
         if message.has_error() and message.error.code in (GIANT, GARBLED):
             self._uploaded.add(i)
-            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, str(message.error.reason)[:200])
+            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, letters.plain(message.error.reason))
         if message.has_error():
             entry.message = ""
             entry.tries += message.error.code != AWAY
-            entry.problems.append(str(message.error.reason)[:200])
+            entry.problems.append(letters.plain(message.error.reason))
             if entry.tries <= self.patience.retries:
                 return None
             return Reply(i, None, None, None, 0.0, 0.0, f"failed: {entry.problems[-1]}")
@@ -256,7 +258,7 @@ class Grid:
         if up is not None:
             self._uploaded.add(i)
             self._pending[i] = (request.round + 1, answer.digest)
-        fault = f"could not answer: {answer.fault[:500]}" if answer.fault else None
+        fault = f"could not answer: {letters.plain(answer.fault, 500)}" if answer.fault else None
         return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
 
     def _checked(self, request: Request, message: Message) -> tuple[Answer, Tree | None]:
