@@ -73,10 +73,10 @@ def hang_up():
         OPEN.pop().close()
 
 
-def caller(coordinator, *interceptors, ca=None):
+def caller(coordinator, *interceptors, ca=None, address=None):
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-    ca = (ca or coordinator.ca).read_bytes()
-    client = FleetHttpClient.from_server_address(coordinator.fleet_address, False, ca, [version, *interceptors])
+    ca, address = (ca or coordinator.ca).read_bytes(), address or coordinator.fleet_address
+    client = FleetHttpClient.from_server_address(address, False, ca, [version, *interceptors])
     OPEN.append(client)
     return client
 
@@ -153,6 +153,17 @@ def test_nobody_registers_himself(coordinator):
             RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key()))
         )
     assert refused.value.response.status_code == 403
+
+
+def test_nor_does_anybody_past_the_door(coordinator):
+    """The SuperLink itself knows the registry's keys and takes no others."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    client = caller(coordinator, signed(key), address=coordinator.address)
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        client.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key())))
+    assert refused.value.response.status_code in (401, 403, 412)
+    with pytest.raises(httpx.HTTPStatusError):
+        activate(client, key)
 
 
 def test_no_key_is_no_entry(house, coordinator):

@@ -158,7 +158,7 @@ def test_what_a_site_says_is_one_line_in_the_log(way, tmp_path):
                 return reply
             if way == "error":
                 return Message(Error(2, evil), reply_to=message)
-            reply.content["answer"] |= {"fault": evil, "trained": False, "digest": ""}
+            reply.content["answer"].update({"fault": evil, "trained": False, "digest": ""})
             return reply
 
     terms = terms_of(config_text(rounds=1, participation=(1.0, 1.0)))
