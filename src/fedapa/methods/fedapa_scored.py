@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core import rows, weights
-from fedapa.core.tree import Tree, placed
+from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.method import Method, hyper
 from fedapa.task.local import Local, Pass, stream
