@@ -101,13 +101,6 @@ def _grown(name: str, leaf: Tensor, shape: torch.Size) -> Tensor:
     return torch.cat([leaf, torch.zeros_like(leaf[:1]) if still else leaf.mean(0, keepdim=True)])
 
 
-def placed(leaf: Tensor, like: Tensor) -> Tensor:
-    """``like`` with ``leaf`` in its first places."""
-    larger = like.clone()
-    larger[tuple(slice(0, n) for n in leaf.shape)] = leaf
-    return larger
-
-
 def find_fault(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
     """Why ``tree`` is not a sound message shaped ``like`` the expected one; None if it is."""
     if missing := sorted(like.keys() - tree.keys()):
