@@ -13,7 +13,7 @@ from fleet import NAMES, client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
 from fedapa.flower import joining, processes, serving
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 from fedapa.flower.registry import Coordinator
 from fedapa.flower.session import Control
 from fedapa.flower.store import Store

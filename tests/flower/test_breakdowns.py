@@ -19,7 +19,7 @@ from fleet import NAMES
 from hardship import Disk, Network, disk, network
 
 from fedapa.flower import processes, serving, status
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"

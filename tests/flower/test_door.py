@@ -25,7 +25,7 @@ from recorder import Call, Recorder
 
 from fedapa.core.tree import digest
 from fedapa.flower import certificates, processes, serving
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 from fedapa.flower.kit import read_kit, write_kit
 from fedapa.flower.registry import Coordinator
 from fedapa.flower.session import Control

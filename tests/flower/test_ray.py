@@ -9,7 +9,7 @@ import pytest
 from fleet import client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 from fedapa.flower.transport import _from_record
 from fedapa.run import checkpoint
 

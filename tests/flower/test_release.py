@@ -15,7 +15,8 @@ from fedapa.config.experiment import read_config
 from fedapa.core.tree import digest
 from fedapa.errors import InputError, RunError
 from fedapa.flower import joining
-from fedapa.flower.coordinate import play_over, read_agreement
+from fedapa.flower.arrivals import read_agreement
+from fedapa.flower.coordinate import play_over
 from fedapa.flower.kit import read_kit, write_kit
 from fedapa.flower.pack import pack, unpack
 from fedapa.flower.registry import Enrolled, Settings, create

@@ -7,7 +7,7 @@ from flwr.app import Context, RecordDict
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
 from fedapa.flower import client, server
-from fedapa.flower.coordinate import read_agreement
+from fedapa.flower.arrivals import read_agreement
 from fedapa.flower.registry import Enrolled
 from fedapa.flower.site import Site
 from fedapa.flower.transport import _from_record

@@ -14,8 +14,7 @@ from fedapa.config.experiment import read_config
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
 from fedapa.flower import arrivals
-from fedapa.flower.arrivals import NEVER, Agreement, Arrivals, Members, places
-from fedapa.flower.arrivals import read_agreement as read_agreement
+from fedapa.flower.arrivals import NEVER, Agreement, Arrivals, Members, places, read_agreement
 from fedapa.flower.letters import Description, Terms
 from fedapa.flower.pack import DTYPES
 from fedapa.flower.registry import Coordinator, Enrolled

@@ -140,16 +140,13 @@ def read_only(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(address + "ro", uri=True)
     try:
         db.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:
         db.close()
         if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
             raise
         with closing(sqlite3.connect(address + "rw", uri=True)) as writer:
             writer.execute("SELECT count(*) FROM sqlite_master")
         return sqlite3.connect(address + "ro", uri=True)
-    except sqlite3.DatabaseError:
-        db.close()
-        raise
     return db
 
 
