@@ -71,12 +71,40 @@ def test_the_rule_is_chosen_by_held_out_data_whatever_the_test_data_say(monkeypa
     ]
     runs.append(made_up("rules-dirichlet", "exact-blocks", 50, 99.0))
     told = section(monkeypatch, "_rules", "beyond-rules", runs)
-    assert "choose **exact-fixed**" in told
-    assert "| exact-fixed | 78.00 | 76.00 | 77.00 |" in told
+    assert "choose **exact-fixed**, the model after local training; the default is fedapa-exact" in told
+    assert "| exact-fixed | 78.00 / 78.00 | 76.00 / 76.00 | 77.00 / 77.00 |" in told
     assert "exact-blocks" in told.split("Without a run in every column: ")[1]
     assert "99" not in told.split("| exact-noise |")[1].split("\n")[0]  # no test accuracy anywhere
     for config in load_scenarios(str(FOLDER / "beyond-rules.toml")).values():
         assert (config.data.validation, config.seeds) == (0.1, [7])
+
+
+def test_held_out_data_also_say_when_the_model_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exact-fixed is best after local training (82), fedapa-exact as it arrives (83)."""
+    runs = [
+        made_up(f"rules-{name}", label, 50, after, before=replace(made_up("", "", 50, before).before))
+        for name in ("dirichlet", "pathological")
+        for label, before, after in (("fedapa-exact", 83.0, 70.0), ("exact-fixed", 60.0, 82.0))
+    ]
+    told = section(monkeypatch, "_rules", "beyond-rules", runs)
+    assert "choose **fedapa-exact**, the model as it arrives; the default" in told
+    assert "| fedapa-exact | 83.00 / 70.00 | 83.00 / 70.00 | 83.00 / 70.00 |" in told
+
+
+def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level is enough without groups; with groups one point ahead is not. FedAPA-scored is no rival."""
+    accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "fedapa-scored": (99, 99)}
+    columns = "cifar10-dirichlet-20", "cifar10-pathological-20"
+    runs = [made_up(name, m, both[k]) for m, both in accuracies.items() for k, name in enumerate(columns)]
+    told = section(monkeypatch, "_beyond", "beyond", runs)
+    level, ahead = (line for line in told.splitlines() if line.startswith("- "))
+    assert "80.00, best of the others fedpac with 80.00; per client +0.00" in level
+    assert level.endswith("0/2/0: goal met.")
+    assert "80.00, best of the others fedapa with 79.00; per client +1.00" in ahead
+    assert ahead.endswith("2/0/0: goal **not met**.")
+    assert [line.split(" | ")[-1] for line in told.splitlines() if line.startswith("| fedapa-scored")] == [
+        "-19.00 (p 0.500) 0/0/2 |", "-19.00 (p 0.500) 0/0/2 |",
+    ]  # fmt: skip
 
 
 def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

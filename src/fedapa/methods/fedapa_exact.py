@@ -25,7 +25,8 @@ Notes:
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
-- Evaluated: [theta_i; phi_i] after local training, as FedAPA; runs also record [theta_bar_i; phi_i].
+- Evaluated: [theta_i; phi_i] after local training, as FedAPA; without ``fine_tune`` [theta_bar_i; phi_i], the mixture
+  as it arrives. Runs record both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from torch import Tensor
 from fedapa.core import rows, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Task, cross_entropy
 
@@ -64,6 +65,11 @@ class FedAPAExact(Method):
     share: float = hyper(0.2, "self share (cut, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
+    fine_tune: bool = hyper(True, "the model in use is the one after the client's own epochs")
+
+    @property
+    def evaluated(self) -> When:
+        return "after" if self.fine_tune else "before"
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

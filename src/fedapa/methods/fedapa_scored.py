@@ -17,6 +17,7 @@ Notes:
   client with one sample trains and scores on it.
 - Before the first score all losses are 0 and c = 0, which is FedAPA-exact's row.
 - Diagnostics: ``watch`` shows A with every client's c applied.
+- Evaluated: as FedAPA-exact.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch import Tensor
 from fedapa.core import rows, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local, Pass, stream
 from fedapa.task.task import Task, cross_entropy
 
@@ -46,6 +47,11 @@ class FedAPAScored(Method):
 
     holdout: float = hyper(0.1, "share of a client's samples that scores and never trains", 0.0, 0.9)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
+    fine_tune: bool = hyper(True, "the model in use is the one after the client's own epochs")
+
+    @property
+    def evaluated(self) -> When:
+        return "after" if self.fine_tune else "before"
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         server, client = self._exact.init(task, seed)
