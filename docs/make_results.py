@@ -54,10 +54,10 @@ RULES = """Allocation {seed}, which no other table uses: accuracy on a share of 
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
 here."""
 
-AHEAD = """*FedAPA-exact ahead* is the mean of what a client has more with it than with that method on the same allocation,
+AHEAD = """*FedAPA-exact ahead* is how much more a client has with it than with that method on the same allocation, mean
 in points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
-much / less. The goal was to be level with the best of the others in every column, and {goal:g} points ahead where clients
-come in groups (a fixed number of classes each)."""
+much / less. The goal was to be level with the best of the others in every column, and {goal:g} points ahead where
+clients come in groups (a fixed number of classes each)."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points. How they lie: [beyond.md](beyond.md)."""
@@ -314,7 +314,7 @@ def _both(pair: tuple[float, ...] | None) -> str:
 
 
 def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
-    """The rule of FedAPA-exact with the highest mean, and when its model is best; only rules with every column count."""
+    """The rule of FedAPA-exact with the highest mean, and when its model is best; rules need every column."""
     rules = [name for name in config.methods if settings_of(config, name)[0] == OURS[0]]
     there = [name for name in rules if name in means]
     missing = [name for name in rules if name not in means]
