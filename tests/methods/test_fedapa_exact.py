@@ -17,6 +17,11 @@ from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
 RULES = ("cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
+VARIANTS = [
+    *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
+    FedAPAExact(blocks=True),
+    FedAPAExact(past=0.5, fine_tune=False),
+]
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 
 
@@ -84,6 +89,20 @@ def test_gaps_are_renewed_for_those_who_answered(monkeypatch: pytest.MonkeyPatch
         theta = state["theta"].double()
         torch.testing.assert_close(state["gaps"][0], (theta[:, None] - theta).square().sum(2), rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(state["A"].sum(2), torch.ones(1, 6))
+
+
+def test_models_are_averaged_over_visits_by_hand() -> None:
+    """Client 0 sends 0 and then 8: a quarter of the past leaves it at 6, six away from client 1 who stayed at 0."""
+    method = FedAPAExact(past=0.25)
+    task, server = start(method, 2, 3)
+    first = absorb(method, task, server, {0: torch.zeros(3), 1: torch.zeros(3)})
+    new = absorb(method, task, first, {0: torch.full((3,), 8.0)})
+    assert new["theta"].tolist() == [[6.0] * 3, [0.0] * 3]
+    assert new["gaps"][0].tolist() == [[0, 108], [108, 0]]
+    alone = absorb(method, task, server, {0: torch.full((3,), 8.0)})
+    assert (
+        alone["theta"][0].tolist() == [8.0] * 3
+    )  # nothing was sent before: the common start is no model of the client
 
 
 def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:
@@ -233,7 +252,7 @@ def test_statistics_of_batch_norm_are_mixed_but_not_measured() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("method", [*(FedAPAExact(rule=rule) for rule in RULES[1:]), FedAPAExact(blocks=True)], ids=str)
+@pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_laws_under_every_rule(method: FedAPAExact, law: str) -> None:
     LAWS[law](Case(method))
 

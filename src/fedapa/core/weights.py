@@ -148,8 +148,12 @@ def inner_products(rows: Sequence[Tensor], theta: Tensor) -> Tensor:
     return total
 
 
-def renew(theta: Tensor, ids: Tensor, new: Sequence[Tensor], pieces: Pieces) -> tuple[Tensor, Tensor]:
+def renew(
+    theta: Tensor, ids: Tensor, new: Sequence[Tensor], pieces: Pieces, past: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """``new`` takes the places ``ids`` in theta; squared distances of every new row, by block, in one pass.
+
+    With ``past`` [S] only the share 1 - past_k of the place is new and the rest stays: rows are averages over visits.
 
     Returns ``ahead`` and ``gaps``, both [L, S, M] in float64: to theta as it was, and as it is now. A piece is a range
     of columns and the number of its block, ``UNMEASURED`` for what is replaced only. theta changes, slice by slice;
@@ -161,6 +165,8 @@ def renew(theta: Tensor, ids: Tensor, new: Sequence[Tensor], pieces: Pieces) -> 
         for part in slices(len(theta), piece.stop - piece.start):
             columns = slice(piece.start + part.start, piece.start + part.stop)
             old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
+            if past is not None:
+                fresh.lerp_(old[ids], past[:, None])
             if block == UNMEASURED:
                 old[ids] = fresh
                 continue

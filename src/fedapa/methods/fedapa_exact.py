@@ -22,6 +22,8 @@ rules, kept for comparison (docs/beyond.md has the figures, and why distances in
 Notes:
 - Rows change only for clients that answered. Who was never heard from is mixed by nobody and keeps e_i.
 - ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
+- ``past`` averages models over visits: theta_i <- past theta_i + (1 - past) upload from the second visit on. Distances,
+  rows and mixtures are then those of the averages.
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
@@ -64,6 +66,7 @@ class FedAPAExact(Method):
     ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
     share: float = hyper(0.2, "self share (cut, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
+    past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(True, "the model in use is the one after the client's own epochs")
 
@@ -104,7 +107,8 @@ class FedAPAExact(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
-        ahead, fresh = weights.renew(theta, own, [up["theta"] for up in ups], self._pieces(task))
+        past = self.past * (server["heard"][own] > 0) if self.past else None
+        ahead, fresh = weights.renew(theta, own, [up["theta"] for up in ups], self._pieces(task), past)
         new = {key: value.clone() for key, value in server.items() if key != "theta"} | {"theta": theta}
         new["gaps"][:, own] = fresh
         new["gaps"][:, :, own] = fresh.transpose(1, 2)
@@ -136,7 +140,7 @@ class FedAPAExact(Method):
         return found | ({"blocks": server["A"]} if self.blocks else {})
 
     def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0)}
+        return {"local": replace(self, rule="fixed", share=1.0, past=0.0)}
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
