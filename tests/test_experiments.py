@@ -91,6 +91,27 @@ def test_held_out_data_also_say_when_the_model_is_best(monkeypatch: pytest.Monke
     assert "| fedapa-exact | 83.00 / 70.00 | 83.00 / 70.00 | 83.00 / 70.00 |" in told
 
 
+def test_distances_from_the_paper_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAPA's paper prints 85.85 for itself and 82.53 for FedALA, and nothing for local training."""
+    column, far = "cifar10-dirichlet-20", made_up("", "", 81).before
+    runs = [made_up(column, "fedapa", 80, after=far), made_up(column, "fedala", 82), made_up(column, "local", 82)]
+    told = section(monkeypatch, "_table1", "table1", runs).split("Beside the printed numbers")[1]
+    lines = [line for line in told.splitlines() if line.startswith("| fed") or line.startswith("| local")]
+    assert lines == ["| fedala | -0.5 |", "| fedapa | -4.8 (-5.8) |"]
+
+
+def test_what_dbe_does_without_its_pull_is_told_where_both_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = "cifar100-dirichlet-20", "cifar10-pathological-20"
+    runs = [made_up(columns[0], "dbe", 40), made_up(columns[0], "dbe-without-pull", 60), made_up(columns[1], "dbe", 70)]
+    page = load_maker("make_results")
+    monkeypatch.setattr(page, "_kept", lambda path: json.loads(json.dumps(results.as_dicts(runs), default=str)))
+    told = page._dbe(FOLDER / "dbe-gap.toml")
+    assert "CIFAR-100, Dirichlet 0.01, 20 clients 60.0 instead of 40.0" in told
+    assert "70" not in told
+    monkeypatch.setattr(page, "_kept", lambda path: [])
+    assert "not tried yet" in page._dbe(FOLDER / "dbe-gap.toml")
+
+
 def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level is enough without groups; with groups one point ahead is not. FedAPA-scored is no rival."""
     accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "fedapa-scored": (99, 99)}
