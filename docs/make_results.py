@@ -75,8 +75,8 @@ narrow; those of `fedapa silo run`, which also has the AUC of every site, allow 
 WHY = """
 ## What was not reproduced, and what we know about it
 
-- **FedAvg is lower than printed** in most columns. The paper leaves open how long, with whom and with which momentum it ran, and does
-  not publish its allocations, which differ by several points. {fedavg}
+- **FedAvg is lower than printed** in most columns. The paper leaves open how long, with whom and with which momentum
+  it ran, and does not publish its allocations, which differ by several points. {fedavg}
 - **pFedLA's printed numbers lie between our two.** As it arrives the mixture, heads and all, fits nobody well; after
   local training it is above the printed number. Its authors published no code, other people's code scores the mixture
   as it arrives, and the paper does not say what it scored.
