@@ -112,6 +112,22 @@ def test_what_dbe_does_without_its_pull_is_told_where_both_were_run(monkeypatch:
     assert "not tried yet" in page._dbe(FOLDER / "dbe-gap.toml")
 
 
+def test_which_self_weight_is_best_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper prints 85.85 for FedAPA and 84.41 for a self-weight of 0."""
+    page = load_maker("make_results")
+    (config,) = load_scenarios(str(FOLDER / "table4.toml")).values()
+
+    def told(**best: int) -> str:
+        runs = [made_up("cifar10-dirichlet-20", name, best.get(name, 80)) for name in config.methods]
+        monkeypatch.setattr(page, "_kept", lambda path: json.loads(json.dumps(results.as_dicts(runs), default=str)))
+        return str(page._self_weight(FOLDER / "table4.toml"))
+
+    assert "fedapa is best, 1.44 points ahead of mu-0; here mu-0 is best, +3.00" in told(**{"mu-0": 83})
+    assert told(fedapa=90) == "fedapa is best in Table 4, here and in the paper."
+    monkeypatch.setattr(page, "_kept", lambda path: [])
+    assert page._self_weight(FOLDER / "table4.toml") == "Table 4 is not complete yet."
+
+
 def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level is enough without groups; with groups one point ahead is not. FedAPA-scored is no rival."""
     accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "fedapa-scored": (99, 99)}
