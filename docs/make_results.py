@@ -112,8 +112,16 @@ def page() -> str:
 
 
 def _kept(experiment: Path) -> list[dict[str, Any]]:
+    return _file(experiment, "runs")
+
+
+def _failed(experiment: Path) -> list[dict[str, Any]]:
+    return _file(experiment, "failed")
+
+
+def _file(experiment: Path, part: str) -> list[dict[str, Any]]:
     path = EXPERIMENTS / "results" / f"{experiment.stem}.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")).get(part, []) if path.is_file() else []
     return found
 
 
@@ -233,10 +241,20 @@ def _ablation(experiment: Path, title: str) -> list[str]:
             both = _phase(row, "before"), _phase(row, "after")
             lines.append(_line(row["method"], row["seeds"], *both, f"{_best(row):.2f}", shown, _gain(row)))
         lines.append("")
-        failed = [method for method in config.methods if method not in {row["method"] for row in rows}]
-        if failed:
-            lines += [f"No finished run: {', '.join(failed)}.", ""]
+        for method in config.methods:
+            if method not in {row["method"] for row in rows}:
+                lines += [_failure(experiment, name, method, _printed(config, method).accuracy), ""]
     return lines
+
+
+def _failure(experiment: Path, scenario: str, method: str, printed: float | None) -> str:
+    """How far a variant without a finished run came, and why it ended."""
+    runs = [run for run in _failed(experiment) if (run["scenario"], run["label"]) == (scenario, method)]
+    if not runs:
+        return f"{method}: not run yet."
+    ends = "; ".join(f"after {run['rounds_done']} rounds, best {run['best']:.2f}, {run['reason']}" for run in runs)
+    beside = "" if printed is None else f" The paper prints {printed:.2f}."
+    return f"{method} failed on every allocation: {ends}.{beside}"
 
 
 def _table2(experiment: Path) -> list[str]:

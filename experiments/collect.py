@@ -1,6 +1,7 @@
 """Keep the finished runs of every experiment as experiments/results/NAME.json: python experiments/collect.py runs/paper
 
-A folder may hold the runs of several experiments; each takes those that its file names. One line per run.
+A folder may hold the runs of several experiments; each takes those that its file names. One line per run; what failed
+is named with the reason and how far it came.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.config.grid import load_scenarios
-from fedapa.run import results
+from fedapa.run import ledger, results
 
 HERE = Path(__file__).parent
 
@@ -25,18 +26,24 @@ def wanted(experiment: Path) -> set[tuple[str, str, int]]:
     }
 
 
-def key(run: dict[str, Any]) -> tuple[str, str, int]:
-    return run["scenario"], run["label"], run["seed"]
-
-
 def collect(folder: Path, experiment: Path) -> Path | None:
     names = wanted(experiment)
-    rows = [row for row in results.as_dicts(results.load(folder)) if key(row) in names and row["status"] == "finished"]
-    if not rows:
+    mine = [run for run in results.load(folder) if (run.scenario, run.label, run.seed) in names]
+    mine.sort(key=lambda run: (run.scenario, run.label, run.seed))
+    finished = [run for run in mine if run.status == "finished"]
+    if not finished:
         return None
     path = HERE / "results" / f"{experiment.stem}.json"
     path.parent.mkdir(exist_ok=True)
-    return results.write_file(path, sorted(rows, key=key))
+    failed = [failure(run) for run in mine if run.status == "failed"]
+    return results.write_file(path, results.as_dicts(finished), failed)
+
+
+def failure(run: results.RunResult) -> dict[str, Any]:
+    with ledger.reading(run.folder / "run.db") as db:
+        reason = ledger.meta(db).get("reason", "")
+    came = {"rounds_done": run.rounds_done, "best": run.headline.best}
+    return {"scenario": run.scenario, "label": run.label, "seed": run.seed, **came, "reason": reason}
 
 
 if __name__ == "__main__":

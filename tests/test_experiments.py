@@ -128,6 +128,21 @@ def test_which_self_weight_is_best_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     assert page._self_weight(FOLDER / "table4.toml") == "Table 4 is not complete yet."
 
 
+def test_a_variant_that_always_failed_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = {
+        "scenario": "cifar10-dirichlet-20",
+        "label": "without-all-three",
+        "seed": 0,
+        "rounds_done": 19,
+        "best": 63.2,
+    }
+    page = load_maker("make_results")
+    monkeypatch.setattr(page, "_failed", lambda path: [{**lost, "reason": "A is not finite"}])
+    told = page._failure(FOLDER / "table3.toml", "cifar10-dirichlet-20", "without-all-three", 59.71)
+    assert told.endswith("after 19 rounds, best 63.20, A is not finite. The paper prints 59.71.")
+    assert page._failure(FOLDER / "table3.toml", "cifar10-dirichlet-20", "fedapa", None) == "fedapa: not run yet."
+
+
 def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level is enough without groups; with groups one point ahead is not. FedAPA-scored is no rival."""
     accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "fedapa-scored": (99, 99)}

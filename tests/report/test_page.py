@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from browser import BROKEN, OVERFLOW, PHONE, REPEATED, WIDE, Looker, address
 from command import Call
-from fedapa.report.page import write
+from fedapa.report import figures
+from fedapa.report.page import _tie_row, write
+from fedapa.run.gather import gather
 from made_runs import Make, change, make_run
 
 LOCAL = [[1, 2, 3], [2, 4, 6], [4, 5, 6]]
@@ -112,6 +115,21 @@ def test_weights_between_very_many_clients_are_not_drawn(fedapa: Call, make: Mak
     run = make("fedapa-seed0", "fedapa", [[5] * 401], weights=True)
     assert fedapa("report", run).code == 0
     assert "between more than 400 clients is not drawn" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_weights_of_a_run_that_diverged_stay_readable(make: Make) -> None:
+    """Twenty digits in a cell, or an axis up to 1e28, hide what all other runs did."""
+    run = make("a", "fedapa", [[5, 6], [6, 7]], weights=True)
+    huge = np.full((2, 2), 1e20, dtype="<f4").tobytes().hex()
+    change(run, f"UPDATE watched SET float32 = x'{huge}' WHERE round = (SELECT max(round) FROM watched)")
+    (scenario,) = gather(run.parent).scenarios
+    (tie,) = figures.ties(scenario)
+    row = _tie_row(tie)
+    assert row["own"] == "1e+20"
+    assert re.fullmatch(r"\de\+22 %", row["moved"])
+    drawn = figures.collaborators(scenario)
+    assert not isinstance(drawn, str)
+    assert drawn.axes[1].get_ylim() == (0, 100)
 
 
 def test_only_broken_runs_still_give_a_page(fedapa: Call, tmp_path: Path) -> None:

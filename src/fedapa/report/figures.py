@@ -445,7 +445,7 @@ def collaborators(scenario: Scenario) -> Drawn:
         if run.result.attacker_weight:
             panels[2].plot(rounds, 100 * np.array(run.result.attacker_weight), **style)
     panels[0].set(ylabel="effective others", ylim=(0, None))
-    panels[1].set(ylabel="weight moved, %", ylim=(0, None))
+    panels[1].set(ylabel="weight moved, %", ylim=(0, min(panels[1].get_ylim()[1], 100.0)))  # more: a run that diverged
     if lied:
         panels[2].set(ylabel="for liars, %", ylim=(0, None))
     panels[-1].set_xlabel("round")

@@ -342,14 +342,19 @@ def _tie_row(tie: figures.Ties) -> dict[str, Any]:
         "label": tie.run.label,
         "title": title_of(tie.run.label),
         "round": tie.round,
-        "own": f"{tie.own:.2f}",
+        "own": _weight(tie.own),
         "partners": f"{tie.partners.mean():.1f} ({tie.partners.min():.1f} to {tie.partners.max():.1f})",
-        "moved": NONE if tie.moved is None else f"{100 * tie.moved:.2f} %",
+        "moved": NONE if tie.moved is None else f"{_weight(100 * tie.moved)} %",
         "liars": f"{100 * weight[-1]:.1f} %" if weight else NONE,
         "groups": "; ".join(", ".join(members) for members in tie.groups) if sum(sizes) <= MOST_NAMES else
         f"{len(sizes)} groups of {min(sizes)} to {max(sizes)} clients",
         "alone": len(tie.run.clients) - sum(sizes),
     }  # fmt: skip
+
+
+def _weight(value: float) -> str:
+    """Two digits; a power of ten where a run diverged."""
+    return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.0e}"
 
 
 def _cost_row(row: dict[str, Any], scenario: Scenario, printed: paper.Printed) -> dict[str, Any]:

@@ -272,10 +272,14 @@ def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_file(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """A file of results: what ``as_dicts`` says, a line per run."""
-    lines = [json.dumps(row, default=str) for row in rows]
-    path.write_text('{"runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+def write_file(path: Path, rows: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]] = ()) -> Path:
+    """A file of results: what ``as_dicts`` says, a line per run, and what is to be said about runs that failed."""
+    parts = {"runs": rows, "failed": failed} if failed else {"runs": rows}
+    lists = [
+        f'"{name}": [\n' + ",\n".join(json.dumps(row, default=str) for row in part) + "\n]"
+        for name, part in parts.items()
+    ]
+    path.write_text("{" + ",\n".join(lists) + "}\n", encoding="utf-8")
     return path
 
 
