@@ -150,7 +150,8 @@ def _table1(experiment: Path) -> list[str]:
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
     for name, mine in found.items():
         lines += [f"### {_title(scenarios[name])}", "", *_accuracies(scenarios[name], mine), ""]
-    return lines + _ranks(found) + _beside(scenarios, found) + _missing(scenarios, whole)
+    whole_columns = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
+    return lines + _ranks(whole_columns) + _beside(scenarios, found) + _missing(scenarios, whole)
 
 
 def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
@@ -187,7 +188,7 @@ def _ranks(found: dict[str, Rows]) -> list[str]:
     order = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
     said = ", ".join(f"{name} {rank:.1f}" for name, rank in order)
     chance = "" if ranks.p is None else f" Friedman's test: p {_p(ranks.p)}."
-    return ["### Mean ranks", "", f"Over the {len(found)} columns above, 1 is best: {said}.{chance}", ""]
+    return ["### Mean ranks", "", f"Over the {len(found)} columns with all methods, 1 is best: {said}.{chance}", ""]
 
 
 def _beside(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
