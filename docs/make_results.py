@@ -80,8 +80,8 @@ WHY = """
 - **pFedLA's printed numbers lie between our two.** As it arrives the mixture, heads and all, fits nobody well; after
   local training it is above the printed number. Its authors published no code, other people's code scores the mixture
   as it arrives, and the paper does not say what it scored.
-- **DBE is lower than printed**, most with many classes, and still rises when the rounds end. {dbe}
-- **FedPHP and FedPAC are higher than printed**, most on CIFAR-100. Public code of both departs from their papers
+- **DBE is lower than printed**, most with many classes; in most columns it still rises when the rounds end. {dbe}
+- **FedPHP, and on CIFAR-100 FedPAC, are higher than printed.** Public code of both departs from their papers
   ([methods.md](methods.md) says where); which code the paper used is not known.
 - **FedAPA gains less over Local than the paper's numbers suggest.** The paper has no Local row. Its own ablation with
   the self-weight at 1, which keeps most of a client's own model, prints {alone:.2f}, close to our Local. The
@@ -150,8 +150,8 @@ def _table1(experiment: Path) -> list[str]:
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
     for name, mine in found.items():
         lines += [f"### {_title(scenarios[name])}", "", *_accuracies(scenarios[name], mine), ""]
-    whole_columns = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
-    return lines + _ranks(whole_columns) + _beside(scenarios, found) + _missing(scenarios, whole)
+    full = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
+    return lines + _ranks(full) + _beside(scenarios, found) + _missing(scenarios, whole)
 
 
 def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
@@ -228,9 +228,9 @@ def _missing(scenarios: dict[str, Config], whole: dict[str, Rows]) -> list[str]:
 
 def _ablation(experiment: Path, title: str) -> list[str]:
     lines = [f"## {title}", ""]
+    found = results.table(results.from_dicts(_kept(experiment)), "fedapa")
     for name, config in load_scenarios(str(experiment)).items():
-        rows = results.table(results.from_dicts(_kept(experiment)), "fedapa")
-        rows = [row for row in rows if row["scenario"] == name]
+        rows = [row for row in found if row["scenario"] == name]
         if not rows:
             lines += [f"{_title(config)}: not run yet.", ""]
             continue

@@ -52,10 +52,15 @@ def made_up(scenario: str, label: str, test: float, held: float | None = None, *
     return replace(run, **more)
 
 
+def stored(runs: list[RunResult]) -> Any:
+    """The runs as a file of results has them."""
+    return json.loads(json.dumps(results.as_dicts(runs), default=str))
+
+
 def section(monkeypatch: pytest.MonkeyPatch, maker: str, experiment: str, runs: list[RunResult]) -> str:
     """A part of the results page, as it would be with these runs."""
     page = load_maker("make_results")
-    rows = json.loads(json.dumps(results.as_dicts(runs), default=str))
+    rows = stored(runs)
     monkeypatch.setattr(page, "_kept", lambda path: rows if path.stem == experiment else [])
     return "\n".join(getattr(page, maker)(FOLDER / f"{experiment}.toml"))
 
@@ -82,7 +87,7 @@ def test_the_rule_is_chosen_by_held_out_data_whatever_the_test_data_say(monkeypa
 def test_held_out_data_also_say_when_the_model_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """exact-fixed is best after local training (82), fedapa-exact as it arrives (83)."""
     runs = [
-        made_up(f"rules-{name}", label, 50, after, before=replace(made_up("", "", 50, before).before))
+        made_up(f"rules-{name}", label, 50, after, before=made_up("", "", 50, before).before)
         for name in ("dirichlet", "pathological")
         for label, before, after in (("fedapa-exact", 83.0, 70.0), ("exact-fixed", 60.0, 82.0))
     ]
@@ -104,7 +109,7 @@ def test_what_dbe_does_without_its_pull_is_told_where_both_were_run(monkeypatch:
     columns = "cifar100-dirichlet-20", "cifar10-pathological-20"
     runs = [made_up(columns[0], "dbe", 40), made_up(columns[0], "dbe-without-pull", 60), made_up(columns[1], "dbe", 70)]
     page = load_maker("make_results")
-    monkeypatch.setattr(page, "_kept", lambda path: json.loads(json.dumps(results.as_dicts(runs), default=str)))
+    monkeypatch.setattr(page, "_kept", lambda path: stored(runs))
     told = page._dbe(FOLDER / "dbe-gap.toml")
     assert "CIFAR-100, Dirichlet 0.01, 20 clients 60.0 instead of 40.0" in told
     assert "70" not in told
@@ -119,7 +124,7 @@ def test_which_self_weight_is_best_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
 
     def told(**best: int) -> str:
         runs = [made_up("cifar10-dirichlet-20", name, best.get(name, 80)) for name in config.methods]
-        monkeypatch.setattr(page, "_kept", lambda path: json.loads(json.dumps(results.as_dicts(runs), default=str)))
+        monkeypatch.setattr(page, "_kept", lambda path: stored(runs))
         return str(page._self_weight(FOLDER / "table4.toml"))
 
     assert "fedapa is best, 1.44 points ahead of mu-0; here mu-0 is best, +3.00" in told(**{"mu-0": 83})

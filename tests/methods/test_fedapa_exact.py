@@ -99,10 +99,8 @@ def test_models_are_averaged_over_visits_by_hand() -> None:
     new = absorb(method, task, first, {0: torch.full((3,), 8.0)})
     assert new["theta"].tolist() == [[6.0] * 3, [0.0] * 3]
     assert new["gaps"][0].tolist() == [[0, 108], [108, 0]]
-    alone = absorb(method, task, server, {0: torch.full((3,), 8.0)})
-    assert (
-        alone["theta"][0].tolist() == [8.0] * 3
-    )  # nothing was sent before: the common start is no model of the client
+    alone = absorb(method, task, server, {0: torch.full((3,), 8.0)})  # the common start is no model of the client's
+    assert alone["theta"][0].tolist() == [8.0] * 3
 
 
 def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:
