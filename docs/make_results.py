@@ -27,7 +27,6 @@ ABLATIONS = {
     "table4": "Table 4: the self-weight",
     "ablations": "Ours: sign, schedule, released code, self-weight as a share",
 }
-PARTS = "Ours: what the parts of FedAPA-exact contribute"
 
 OURS = ("fedapa-exact", "fedapa-scored")
 FAR = 3.0  # points from the printed number that call for a second look
@@ -53,7 +52,8 @@ accuracy of the worst-served tenth of the clients.
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
-here."""
+here. The rows from `exact-without-ridge` on are the ablation: they take one part away, or leave one alone. What every
+row is, the file says: `experiments/beyond-rules.toml`."""
 
 AHEAD = """*FedAPA-exact ahead* is how much more a client has with it than with that method on the same allocation, mean
 in points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
@@ -102,7 +102,7 @@ def page() -> str:
     for name, title in ABLATIONS.items():
         parts += _ablation(files[name], title)
     parts += [*_table2(files["table2"]), *_beyond(files["beyond"]), *_rules(files["beyond-rules"])]
-    parts += [*_ablation(files["beyond-ablation"], PARTS), *_poisoned(files["poisoned"])]
+    parts += _poisoned(files["poisoned"])
     for name, title in NATURAL.items():
         parts += _natural(files[name], title)
     return "\n".join([*parts, _why(files).strip(), ""])
@@ -375,7 +375,7 @@ def _rules(experiment: Path) -> list[str]:
     """Every rule of FedAPA-exact, and the one that held-out train data choose; test data choose nothing."""
     scenarios = load_scenarios(str(experiment))
     rows = results.table(results.from_dicts(_kept(experiment)), "fedapa")
-    lines = ["## Ours: which rule for FedAPA-exact", ""]
+    lines = ["## Ours: which rule for FedAPA-exact, and what its parts do", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
     held = {(row["scenario"], row["method"]): (row["before_held"], row["after_held"]) for row in rows}

@@ -20,7 +20,7 @@ RULES = ("cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(blocks=True),
-    FedAPAExact(past=0.5, fine_tune=False),
+    FedAPAExact(past=0.5, fine_tune=True),
 ]
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 

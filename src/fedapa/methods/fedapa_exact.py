@@ -27,8 +27,8 @@ Notes:
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
-- Evaluated: [theta_i; phi_i] after local training, as FedAPA; without ``fine_tune`` [theta_bar_i; phi_i], the mixture
-  as it arrives. Runs record both.
+- Evaluated: [theta_bar_i; phi_i], the mixture as it arrives, which held-out data prefer (docs/beyond.md); with
+  ``fine_tune`` [theta_i; phi_i] after local training, as FedAPA. Runs record both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FedAPAExact(Method):
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
-    fine_tune: bool = hyper(True, "the model in use is the one after the client's own epochs")
+    fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
     def evaluated(self) -> When:

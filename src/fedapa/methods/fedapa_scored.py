@@ -47,7 +47,7 @@ class FedAPAScored(Method):
 
     holdout: float = hyper(0.1, "share of a client's samples that scores and never trains", 0.0, 0.9)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
-    fine_tune: bool = hyper(True, "the model in use is the one after the client's own epochs")
+    fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
     def evaluated(self) -> When:
