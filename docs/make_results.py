@@ -52,8 +52,8 @@ accuracy of the worst-served tenth of the clients.
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
-here. The rows from `exact-without-ridge` on are the ablation: they take one part away, or leave one alone. What every
-row is, the file says: `experiments/beyond-rules.toml`."""
+here. The rows from `exact-without-ridge` on, and `exact-fixed`, which is without the cut, are the ablation: they take
+one part away, or leave one alone. What every row is, the file says: `experiments/beyond-rules.toml`."""
 
 AHEAD = """*FedAPA-exact ahead* is how much more a client has with it than with that method on the same allocation, mean
 in points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
