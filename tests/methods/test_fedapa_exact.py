@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from three_clients import make_data, make_task, net, omega, visit
 from torch import Tensor, nn
 
 from fedapa.core import rows, weights
@@ -21,6 +22,7 @@ VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(blocks=True),
     FedAPAExact(past=0.5, fine_tune=True),
+    FedAPAExact(steady=0.8),
 ]
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 
@@ -101,6 +103,26 @@ def test_models_are_averaged_over_visits_by_hand() -> None:
     assert new["gaps"][0].tolist() == [[0, 108], [108, 0]]
     alone = absorb(method, task, server, {0: torch.full((3,), 8.0)})  # the common start is no model of the client's
     assert alone["theta"][0].tolist() == [8.0] * 3
+
+
+def test_a_steady_model_is_a_running_mean_beside_the_same_run() -> None:
+    """Messages, server and training are bit by bit those without it; the model in use is the mean by hand."""
+    task, data = make_task(batch=4), make_data()
+    plain, steady = FedAPAExact(), FedAPAExact(steady=0.75)
+    assert (plain.evaluated, steady.evaluated) == ("before", "after")
+    (one, client), (other, state) = plain.init(task, 0), steady.init(task, 0)
+    assert omega(client).shape == torch.cat([state["used_theta"], state["used_phi"]]).shape
+    mean = omega(client)
+    for t in range(3):
+        _, client, down, up = visit(plain, task, client, one, 0, data, t)
+        _, state, same_down, same_up = visit(steady, task, state, other, 0, data, t)
+        assert torch.equal(down["theta"], same_down["theta"])
+        assert torch.equal(up["theta"], same_up["theta"])
+        assert torch.equal(omega(client), omega(state))
+        one, other = (m.absorb(task, old, [0], [], [up]) for m, old in ((plain, one), (steady, other)))
+        mean = 0.75 * mean + 0.25 * omega(client)
+        torch.testing.assert_close(steady.predict(task, state, data[0].x), net(mean, data[0].x), atol=1e-6, rtol=1e-5)
+    assert (mean - omega(client)).norm() > 1e-3
 
 
 def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:

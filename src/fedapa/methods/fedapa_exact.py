@@ -24,11 +24,13 @@ Notes:
 - ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
 - ``past`` averages models over visits: theta_i <- past theta_i + (1 - past) upload from the second visit on. Distances,
   rows and mixtures are then those of the averages.
+- ``steady`` averages on the client, outside the loop: m_i <- steady m_i + (1 - steady) [theta_i; phi_i] after every
+  visit is the model in use. Messages, training and the server stay as they are.
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
 - Evaluated: [theta_bar_i; phi_i], the mixture as it arrives, which held-out data prefer (docs/beyond.md); with
-  ``fine_tune`` [theta_i; phi_i] after local training, as FedAPA. Runs record both.
+  ``fine_tune`` [theta_i; phi_i] after local training, as FedAPA. Runs record both. With ``steady`` m_i.
 """
 
 from __future__ import annotations
@@ -67,12 +69,13 @@ class FedAPAExact(Method):
     share: float = hyper(0.2, "self share (cut, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
+    steady: float = hyper(0.0, "share of the client's model in use that stays from visit to visit", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
     def evaluated(self) -> When:
-        return "after" if self.fine_tune else "before"
+        return "after" if self.fine_tune or self.steady else "before"
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -83,7 +86,8 @@ class FedAPAExact(Method):
             "gaps": torch.zeros(L, M, M, dtype=torch.float64),
             "heard": torch.zeros(M),  # how often
         }
-        return server | self._memory(L, M), {"theta": theta, "phi": phi}
+        client = {"theta": theta, "phi": phi}
+        return server | self._memory(L, M), client | {name: client[part] for name, part in self._used.items()}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return self.send_many(task, server, [i])[0]
@@ -102,8 +106,9 @@ class FedAPAExact(Method):
         return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
-        return client, {"theta": client["theta"]}
+        model = local.sgd(cross_entropy, {part: client[part] for part in ("theta", "phi")})
+        used = {name: client[name].lerp(model[part], 1 - self.steady) for name, part in self._used.items()}
+        return {**model, **used}, {"theta": model["theta"]}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
@@ -132,7 +137,7 @@ class FedAPAExact(Method):
         return new
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
-        return task.predict(client, x)
+        return task.predict({**client, **{part: client[name] for name, part in self._used.items()}}, x)
 
     def watch(self, server: Tree) -> Tree:
         A = server["A"].mean(0)
@@ -140,7 +145,12 @@ class FedAPAExact(Method):
         return found | ({"blocks": server["A"]} if self.blocks else {})
 
     def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0, past=0.0)}
+        return {"local": replace(self, rule="fixed", share=1.0, past=0.0, steady=0.0)}
+
+    @property
+    def _used(self) -> dict[str, str]:
+        """Where the client keeps the running mean of its models, and what of."""
+        return {"used_theta": "theta", "used_phi": "phi"} if self.steady else {}
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
