@@ -149,19 +149,36 @@ def test_a_variant_that_always_failed_is_named_with_the_reason(monkeypatch: pyte
 
 
 def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Level is enough without groups; with groups one point ahead is not. FedAPA-scored is no rival."""
-    accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "fedapa-scored": (99, 99)}
+    """Level is enough without groups; with groups one point ahead is not. exact-steadier is no rival of its own."""
+    accuracies = {"fedapa": (70, 79), "fedpac": (80, 75), "fedapa-exact": (80, 80), "exact-steadier": (79, 99)}
     columns = "cifar10-dirichlet-20", "cifar10-pathological-20"
     runs = [made_up(name, m, both[k]) for m, both in accuracies.items() for k, name in enumerate(columns)]
     told = section(monkeypatch, "_beyond", "beyond", runs)
-    level, ahead = (line for line in told.splitlines() if line.startswith("- "))
-    assert "80.00, best of the others fedpac with 80.00; per client +0.00" in level
+    level, ahead, behind, far = (line for line in told.splitlines() if line.startswith("- "))
+    assert "1 allocation: 80.00, best of the others fedpac with 80.00; per client +0.00" in level
     assert level.endswith("0/2/0: goal met.")
     assert "80.00, best of the others fedapa with 79.00; per client +1.00" in ahead
     assert ahead.endswith("2/0/0: goal **not met**.")
-    assert [line.split(" | ")[-1] for line in told.splitlines() if line.startswith("| fedapa-scored")] == [
-        "-19.00 (p 0.500) 0/0/2 |", "-19.00 (p 0.500) 0/0/2 |",
-    ]  # fmt: skip
+    assert behind.startswith("- exact-steadier, CIFAR-10, Dirichlet")
+    assert behind.endswith("0/0/2: goal **not met**.")
+    assert far.endswith("per client +20.00 (p 0.500) 2/0/0: goal met.")
+    steady = [line.split(" | ")[-2:] for line in told.splitlines() if line.startswith("| exact-steadier")]
+    assert steady == [["+1.00 (p 0.500) 2/0/0", "– |"], ["-19.00 (p 0.500) 0/0/2", "– |"]]
+
+
+def test_methods_are_compared_on_the_allocations_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedPAC was not run on the hard allocation 1, where FedAPA-exact has 60: it is no rival, but shown with its gap."""
+    column = "cifar10-dirichlet-20"
+    runs = [
+        *(made_up(column, "fedapa-exact", value, seed=seed) for seed, value in enumerate((80, 60))),
+        *(made_up(column, "fedapa", value, seed=seed) for seed, value in enumerate((79, 59))),
+        made_up(column, "fedpac", 78, seed=0),
+    ]
+    told = section(monkeypatch, "_beyond", "beyond", runs)
+    assert "2 allocations: 70.00, best of the others fedapa with 69.00; per client +1.00" in told
+    assert "- exact-steadier, CIFAR-10, Dirichlet 0.1, 20 clients: not run yet." in told
+    (cells,) = [line.split(" | ") for line in told.splitlines() if line.startswith("| fedpac")]
+    assert (cells[1], cells[-2]) == ("1", "+2.00 (p 0.500) 2/0/0")
 
 
 def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
