@@ -59,7 +59,8 @@ AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a runni
 (`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
 points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
 much / less. The goal was to be level with the best of the others in every column, and {goal:g} points ahead where
-clients come in groups (a fixed number of classes each). Others count as far as they were run on the same allocations."""
+clients come in groups (a fixed number of classes each). Others count as far as they were run on the same
+allocations."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points. How they lie: [beyond.md](beyond.md)."""
@@ -347,8 +348,9 @@ def _beyond(experiment: Path) -> list[str]:
         lines += _head("method", "allocations", "before", "after", "best", "worst tenth", *(f"{o} ahead" for o in OURS))
         for row in results.table(mine):
             both = _phase(row, "before"), _phase(row, "after")
+            rest = f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}"
             ahead = [_gain(_ours_against(own, row["method"], mine)) for own in OURS]
-            lines.append(_line(row["method"], row["seeds"], *both, f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}", *ahead))
+            lines.append(_line(row["method"], row["seeds"], *both, *rest, *ahead))
     return [*lines, ""]
 
 
@@ -416,9 +418,11 @@ def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
     if not there:
         return "No rule was run in every column yet."
     best = max(there, key=lambda name: max(means[name]))
-    when = "as it arrives" if means[best][0] > means[best][1] else "after local training"
-    default = "after local training" if make(OURS[0]).evaluated == "after" else "as it arrives"
-    said = f"Held-out data choose **{best}**, the model {when}; the default is {OURS[0]}, {default}."
+    named = {"before": "the model as it arrives", "after": "the model after local training"}
+    when = named["before" if means[best][0] > means[best][1] else "after"]
+    if settings_of(config, best)[1].get("steady"):
+        when = "the running mean of a client's models"
+    said = f"Held-out data choose **{best}**, {when}; the default is {OURS[0]}, {named[make(OURS[0]).evaluated]}."
     return said + (f" Without a run in every column: {', '.join(missing)}." if missing else "")
 
 

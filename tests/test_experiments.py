@@ -93,6 +93,9 @@ def test_held_out_data_also_say_when_the_model_is_best(monkeypatch: pytest.Monke
     ]
     told = section(monkeypatch, "_rules", "beyond-rules", runs)
     assert "choose **fedapa-exact**, the model as it arrives; the default" in told
+    steady = [made_up(f"rules-{name}", "exact-steadier", 50, 90.0) for name in ("dirichlet", "pathological")]
+    steady_told = section(monkeypatch, "_rules", "beyond-rules", runs + steady)
+    assert "choose **exact-steadier**, the running mean of a client's models; the default" in steady_told
     assert "| fedapa-exact | 83.00 / 70.00 | 83.00 / 70.00 | 83.00 / 70.00 |" in told
 
 
@@ -167,7 +170,7 @@ def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_methods_are_compared_on_the_allocations_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedPAC was not run on the hard allocation 1, where FedAPA-exact has 60: it is no rival, but shown with its gap."""
+    """FedPAC was not run on the hard allocation 1, where FedAPA-exact has 60: no rival, but its gap is shown."""
     column = "cifar10-dirichlet-20"
     runs = [
         *(made_up(column, "fedapa-exact", value, seed=seed) for seed, value in enumerate((80, 60))),
