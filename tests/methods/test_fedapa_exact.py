@@ -106,23 +106,33 @@ def test_models_are_averaged_over_visits_by_hand() -> None:
 
 
 def test_a_steady_model_is_a_running_mean_beside_the_same_run() -> None:
-    """Messages, server and training are bit by bit those without it; the model in use is the mean by hand."""
+    """Messages, server and training are bit by bit those without it; shares by hand: 1, 1/2, 1/3, and 3/10 for good."""
     task, data = make_task(batch=4), make_data()
-    plain, steady = FedAPAExact(), FedAPAExact(steady=0.75)
+    plain, steady = FedAPAExact(), FedAPAExact(steady=0.7)
     assert (plain.evaluated, steady.evaluated) == ("before", "after")
     (one, client), (other, state) = plain.init(task, 0), steady.init(task, 0)
-    assert omega(client).shape == torch.cat([state["used_theta"], state["used_phi"]]).shape
-    mean = omega(client)
-    for t in range(3):
+    mean = torch.full_like(omega(client), float("nan"))
+    for t, share in enumerate((1.0, 1 / 2, 1 / 3, 0.3, 0.3)):
         _, client, down, up = visit(plain, task, client, one, 0, data, t)
         _, state, same_down, same_up = visit(steady, task, state, other, 0, data, t)
         assert torch.equal(down["theta"], same_down["theta"])
         assert torch.equal(up["theta"], same_up["theta"])
         assert torch.equal(omega(client), omega(state))
         one, other = (m.absorb(task, old, [0], [], [up]) for m, old in ((plain, one), (steady, other)))
-        mean = 0.75 * mean + 0.25 * omega(client)
+        mean = share * omega(client) + ((1 - share) * mean if t else 0)
         torch.testing.assert_close(steady.predict(task, state, data[0].x), net(mean, data[0].x), atol=1e-6, rtol=1e-5)
     assert (mean - omega(client)).norm() > 1e-3
+
+
+def test_a_steady_client_uses_what_arrives_before_its_first_visit_and_its_mean_after() -> None:
+    task, data, method = make_task(), make_data(), FedAPAExact(steady=0.9)
+    server, state = method.init(task, 0)
+    server = {**server, "theta": server["theta"] + 1}
+    shown, trained, down, _ = visit(method, task, state, server, 0, data)
+    arrived = torch.cat([down["theta"], state["phi"]])
+    torch.testing.assert_close(method.predict(task, shown, data[0].x), net(arrived, data[0].x))
+    again = visit(method, task, trained, {**server, "theta": server["theta"] + 1}, 0, data, 1)[0]
+    assert torch.equal(method.predict(task, again, data[0].x), method.predict(task, trained, data[0].x))
 
 
 def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:

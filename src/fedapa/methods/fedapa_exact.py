@@ -24,8 +24,9 @@ Notes:
 - ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
 - ``past`` averages models over visits: theta_i <- past theta_i + (1 - past) upload from the second visit on. Distances,
   rows and mixtures are then those of the averages.
-- ``steady`` averages on the client, outside the loop: m_i <- steady m_i + (1 - steady) [theta_i; phi_i] after every
-  visit is the model in use. Messages, training and the server stay as they are.
+- ``steady`` averages on the client, outside the loop: the model in use is m_i <- m_i + w ([theta_i; phi_i] - m_i) after
+  every visit, w = max(1 / visits, 1 - steady): the plain mean of its models at first. Messages, training and server
+  stay as they are. Before the first visit the mixture as it arrives is used.
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
@@ -87,7 +88,9 @@ class FedAPAExact(Method):
             "heard": torch.zeros(M),  # how often
         }
         client = {"theta": theta, "phi": phi}
-        return server | self._memory(L, M), client | {name: client[part] for name, part in self._used.items()}
+        if self.steady:
+            client |= {"used_theta": theta, "used_phi": phi, "visits": torch.zeros(1)}
+        return server | self._memory(L, M), client
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return self.send_many(task, server, [i])[0]
@@ -103,11 +106,14 @@ class FedAPAExact(Method):
         return [{"theta": whole} for whole in mixed]
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
-        return {**client, "theta": down["theta"]}
+        client = {**client, "theta": down["theta"]}
+        if self.steady:
+            client["used_theta"] = torch.where(client["visits"] > 0, client["used_theta"], client["theta"])
+        return client
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         model = local.sgd(cross_entropy, {part: client[part] for part in ("theta", "phi")})
-        used = {name: client[name].lerp(model[part], 1 - self.steady) for name, part in self._used.items()}
+        used = self._use(client, model) if self.steady else {}
         return {**model, **used}, {"theta": model["theta"]}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
@@ -137,7 +143,8 @@ class FedAPAExact(Method):
         return new
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
-        return task.predict({**client, **{part: client[name] for name, part in self._used.items()}}, x)
+        used = {"theta": client["used_theta"], "phi": client["used_phi"]} if self.steady else client
+        return task.predict(used, x)
 
     def watch(self, server: Tree) -> Tree:
         A = server["A"].mean(0)
@@ -147,10 +154,15 @@ class FedAPAExact(Method):
     def limits(self) -> dict[str, Method]:
         return {"local": replace(self, rule="fixed", share=1.0, past=0.0, steady=0.0)}
 
-    @property
-    def _used(self) -> dict[str, str]:
-        """Where the client keeps the running mean of its models, and what of."""
-        return {"used_theta": "theta", "used_phi": "phi"} if self.steady else {}
+    def _use(self, client: Tree, model: Tree) -> Tree:
+        """The running mean of a client's models after one more visit."""
+        visits = client["visits"] + 1
+        w = (1 / visits).clamp(min=1 - self.steady)
+        return {
+            "used_theta": torch.lerp(client["used_theta"], model["theta"], w),
+            "used_phi": torch.lerp(client["used_phi"], model["phi"], w),
+            "visits": visits,
+        }
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
