@@ -59,8 +59,8 @@ AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a runni
 (`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
 points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
 much / less. The goal was to be level with the best of the others in every column, and {goal:g} points ahead where
-clients come in groups (a fixed number of classes each). Others count as far as they were run on the same
-allocations."""
+clients come in groups (a fixed number of classes each). It is judged by the accuracy that the tables show, pooled
+over all test samples, on allocations that both were run on."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points. How they lie: [beyond.md](beyond.md)."""
@@ -370,7 +370,7 @@ def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
     said = f"- {own}, {_title(config)}, {_allocations(len(seeds[own]))}: {_value(rows[own]):.2f}"
     best = max((row for name, row in rows.items() if name not in OURS), key=_value, default=None)
     if best is None:
-        return said + "; no other method was run."
+        return said + "; no other method was run on all of them."
     ahead = _value(rows[own]) - _value(best)
     wanted = GOAL if config.data.classes_per_client is not None else 0.0
     met = "met" if ahead >= wanted else "**not met**"

@@ -108,20 +108,24 @@ def test_models_are_averaged_over_visits_by_hand() -> None:
 def test_a_steady_model_is_a_running_mean_beside_the_same_run() -> None:
     """Messages, server and training are bit by bit those without it; shares by hand: 1, 1/2, 1/3, and 3/10 for good."""
     task, data = make_task(batch=4), make_data()
-    plain, steady = FedAPAExact(), FedAPAExact(steady=0.7)
+    methods = plain, steady = FedAPAExact(patience=0), FedAPAExact(patience=0, steady=0.7)
     assert (plain.evaluated, steady.evaluated) == ("before", "after")
-    (one, client), (other, state) = plain.init(task, 0), steady.init(task, 0)
-    mean = torch.full_like(omega(client), float("nan"))
+    servers = [method.init(task, 0)[0] for method in methods]
+    states = [[method.init(task, 0)[1] for _ in data] for method in methods]
+    means = [torch.full_like(omega(state), float("nan")) for state in states[0]]
     for t, share in enumerate((1.0, 1 / 2, 1 / 3, 0.3, 0.3)):
-        _, client, down, up = visit(plain, task, client, one, 0, data, t)
-        _, state, same_down, same_up = visit(steady, task, state, other, 0, data, t)
-        assert torch.equal(down["theta"], same_down["theta"])
-        assert torch.equal(up["theta"], same_up["theta"])
-        assert torch.equal(omega(client), omega(state))
-        one, other = (m.absorb(task, old, [0], [], [up]) for m, old in ((plain, one), (steady, other)))
-        mean = share * omega(client) + ((1 - share) * mean if t else 0)
-        torch.testing.assert_close(steady.predict(task, state, data[0].x), net(mean, data[0].x), atol=1e-6, rtol=1e-5)
-    assert (mean - omega(client)).norm() > 1e-3
+        for k, method in enumerate(methods):
+            seen = [visit(method, task, states[k][i], servers[k], i, data, t) for i in range(3)]
+            states[k] = [trained for _, trained, _, _ in seen]
+            servers[k] = method.absorb(task, servers[k], [0, 1, 2], [], [up for *_, up in seen])
+        assert digest(servers[0]) == digest(servers[1])
+        for i, (client, state) in enumerate(zip(*states, strict=True)):
+            assert torch.equal(omega(client), omega(state))
+            means[i] = share * omega(client) + ((1 - share) * means[i] if t else 0)
+            found, wanted = steady.predict(task, state, data[i].x), net(means[i], data[i].x)
+            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    assert float(servers[0]["A"][0].diagonal().max()) < 0.9  # clients were mixed
+    assert (means[0] - omega(states[0][0])).norm() > 1e-3
 
 
 def test_a_steady_client_uses_what_arrives_before_its_first_visit_and_its_mean_after() -> None:

@@ -26,7 +26,7 @@ Notes:
   rows and mixtures are then those of the averages.
 - ``steady`` averages on the client, outside the loop: the model in use is m_i <- m_i + w ([theta_i; phi_i] - m_i) after
   every visit, w = max(1 / visits, 1 - steady): the plain mean of its models at first. Messages, training and server
-  stay as they are. Before the first visit the mixture as it arrives is used.
+  stay as they are. A newcomer is shown the mixture as it arrives, because it has no mean yet.
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.

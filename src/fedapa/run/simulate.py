@@ -55,7 +55,7 @@ class Result:
     records: list[Record]
 
     def predict(self, i: int, x: Tensor) -> Tensor:
-        """Logits of client i's personalized model."""
+        """Logits of client i's model as its last training left it, also where a method is evaluated as it arrives."""
         with torch.no_grad():
             return self.method.predict(self.task, self.records[i].state, x)
 
