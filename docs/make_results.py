@@ -40,14 +40,15 @@ Made by `python docs/make_results.py` from `experiments/*.toml` and `experiments
 
 {made}
 
-How to read the tables. *before* is the accuracy of what a client received, *after* that of the same model after local
-training, both in the last of 50 rounds, pooled over all test samples, in percent; ± is the standard deviation over
-allocations and the brackets are the 95 % confidence interval of the mean (Student's t). A star marks the model that
-the method's paper evaluates; *best* is that model's best round, which is what the released code of FedAPA reports
-(chosen on the test data, so it flatters everybody), and *paper* the number that the FedAPA paper prints for it. *vs
-Local* is the mean gain of a client over training alone on the same allocation, in points, with the p of a paired
-Wilcoxon test over all clients and allocations, then how many clients gain / stay equal / lose; *worst tenth* the mean
-accuracy of the worst-served tenth of the clients.
+How to read the tables. *before* is the accuracy of what a client received (of the model that it keeps, with FedPHP,
+Ditto and a steady model), *after* that of the same model after local training, both in the last of 50 rounds, pooled
+over all test samples, in percent; ± is the standard deviation over allocations and the brackets are the 95 %
+confidence interval of the mean (Student's t). A star marks the model that the method's paper evaluates; *best* is
+that model's best round, which is what the released code of FedAPA reports (chosen on the test data, so it flatters
+everybody), and *paper* the number that the FedAPA paper prints for it. *vs Local* is the mean gain of a client over
+training alone on the same allocation, in points, with the p of a paired Wilcoxon test over all clients and
+allocations, then how many clients gain / stay equal / lose; *worst tenth* the mean accuracy of the worst-served tenth
+of the clients.
 """
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
