@@ -53,8 +53,9 @@ of the clients.
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
-here. The rows from `exact-without-ridge` on, and `exact-fixed`, which is without the cut, are the ablation: they take
-one part away, or leave one alone. What every row is, the file says: `experiments/beyond-rules.toml`."""
+here. The rows from `exact-without-ridge` to `exact-solve-alone`, and `exact-fixed`, which is without the cut, are the
+ablation: they take one part away, or leave one alone. What every row is, the file says:
+`experiments/beyond-rules.toml`."""
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
 (`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
@@ -64,7 +65,8 @@ clients come in groups (a fixed number of classes each). It is judged by the acc
 over all test samples, on allocations that both were run on."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
-columns say what so many liars change in that of the honest clients, in points. How they lie: [beyond.md](beyond.md)."""
+columns say what so many liars change in that of the honest clients, in points (–: not run yet). How they lie:
+[beyond.md](beyond.md)."""
 
 BESIDE = """Best round of the model that the method's paper evaluates, minus the printed number, in points. Where that
 is more than {far:g} points, the same for the other model (after local training, or before it) stands in brackets."""
