@@ -129,6 +129,8 @@ def test_names_of_clients_do_not_matter(seed: int) -> None:
 
 def test_an_endless_ridge_mixes_evenly() -> None:
     gaps = gaps_of(models())
+    evenly = rows.of_others(gaps, 2, ALL, float("inf"))
+    assert evenly.tolist() == [1 / 6, 1 / 6, 0, 1 / 6, 1 / 6, 1 / 6, 1 / 6]
     row = rows.of_others(gaps, 2, ALL, 1e9)
     torch.testing.assert_close(row, torch.tensor([1, 1, 0, 1, 1, 1, 1]).double() / 6, atol=1e-8, rtol=0)
     torch.testing.assert_close(rows.priced(gaps, 2, ALL, 1e9, 1.0), rows.even(2, ALL), atol=1e-8, rtol=0)
@@ -156,7 +158,7 @@ def test_a_group_of_noisy_copies_is_averaged_and_nobody_else() -> None:
     torch.testing.assert_close(row, torch.tensor([0.25] * 4 + [0.0] * 3).double(), atol=0.03, rtol=0)
 
 
-def test_companions_are_before_the_largest_clear_jump() -> None:
+def test_companions_are_before_the_first_clear_jump() -> None:
     gaps, known = gaps_of(torch.tensor([[0.0], [1.0], [1.5], [4.0], [5.0]]).double()), torch.ones(5)
     # squared distances from client 0: 1, 2.25, 16, 25; the largest jump is 16 / 2.25 = 7.1
     assert rows.companions(gaps, 0, known, 7.0).tolist() == [0, 1, 1, 0, 0]
@@ -166,6 +168,13 @@ def test_companions_are_before_the_largest_clear_jump() -> None:
     assert rows.companions(torch.zeros(3, 3).double(), 1, torch.ones(3), 3.0).tolist() == [1, 1, 1]
     copies = gaps_of(torch.tensor([[0.0], [0.0], [0.0], [4.0]]).double())
     assert rows.companions(copies, 0, torch.ones(4), 3.0).tolist() == [0, 1, 1, 0]
+
+
+def test_a_model_far_away_from_all_does_not_hide_the_groups() -> None:
+    """Squared distances from client 0: 1, 16 to the other group and a million to client 4: both jumps are clear."""
+    gaps = gaps_of(torch.tensor([[0.0], [1.0], [4.0], [4.0], [1000.0]]).double())
+    assert rows.companions(gaps, 0, torch.ones(5), 3.0).tolist() == [0, 1, 0, 0, 0]
+    assert rows.companions(gaps, 0, torch.ones(5), 17.0).tolist() == [0, 1, 1, 1, 0]
 
 
 def test_only_who_was_heard_from_is_mixed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from fedapa.task.task import Task
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
-RULES = ("cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
+RULES = ("settle", "cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(blocks=True),
@@ -76,7 +78,7 @@ def test_a_newcomer_by_hand(rule: str) -> None:
     later = absorb(method, larger, new, {3: torch.tensor([1.0])})
     assert later["gaps"][0, 3].tolist() == [1, 0, 4, 0]
     assert torch.equal(later["A"][0, :3], new["A"][0, :3])
-    if rule in ("cut", "fixed"):  # half of it itself, and without a ridge the others' mixture is at 1 as well
+    if rule in ("settle", "cut", "fixed"):  # half of it itself, and without a ridge the others' mixture is at 1 as well
         assert float(later["A"][0, 3, 3]) == pytest.approx(0.5)
         assert float(later["A"][0, 3] @ later["theta"][:, 0]) == pytest.approx(1.0, abs=1e-4)
 
@@ -159,14 +161,14 @@ def test_a_server_that_is_given_away_is_changed_in_place() -> None:
     assert digest(donated) == digest(kept)
 
 
-def two_groups(method: FedAPAExact) -> Tree:
-    """Six clients, even and odd, that send noisy copies of two models for six rounds."""
-    task, state = start(method, 6, 2000)
+def two_groups(method: FedAPAExact, liar: bool = False) -> Tree:
+    """Six clients, even and odd, that send noisy copies of two models for six rounds, and one who is far from all."""
+    task, state = start(method, 6 + liar, 2000)
     random = torch.Generator().manual_seed(0)
     centres = torch.randn(2, 2000, generator=random)
     for _ in range(6):
         noisy = {i: centres[i % 2] + 0.2 * torch.randn(2000, generator=random) for i in range(6)}
-        state = absorb(method, task, state, noisy)
+        state = absorb(method, task, state, noisy | ({6: -20 * centres[0]} if liar else {}))
     return method.watch(state)
 
 
@@ -176,6 +178,13 @@ def test_two_groups_are_found_and_shown() -> None:
     assert not seen["A"][::2, 1::2].any()
     expected = 1 / (0.2125**2 + 2 * 0.39375**2)  # the self share is 0.2, and 1/64 of the rest is still the first row
     assert seen["collaborators"].tolist() == pytest.approx([expected] * 6, abs=0.05)
+
+
+def test_one_client_far_away_hides_no_group() -> None:
+    seen = two_groups(FedAPAExact(share=0.2, patience=0), liar=True)
+    assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1, 6]
+    assert not seen["A"][:6, 6].any()
+    assert not seen["A"][:6:2, 1:6:2].any()
 
 
 def test_the_price_that_the_nearest_neighbour_sets_averages_a_group() -> None:
@@ -188,11 +197,28 @@ def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
     method, evenly = FedAPAExact(keep=0.0, patience=0), FedAPAExact(rule="fixed", keep=0.0)
     task, state = start(method, 5, 2)
     near = {i: torch.tensor([float(i), 0.0]) for i in range(5)}  # from client 0: 1, 4, 9, 16, no jump beyond 4
-    mild = FedAPAExact(keep=0.0, patience=0, clear=4.5)
+    mild = FedAPAExact(rule="cut", keep=0.0, patience=0, clear=4.5)
     assert torch.equal(absorb(mild, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     assert not torch.equal(absorb(method, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     far = {**near, 4: torch.tensor([1000.0, 0.0])}
     assert not absorb(mild, task, state, far)["A"][0, :4, 4].any()
+
+
+def test_who_is_not_cut_off_mixes_all_others_evenly_by_hand() -> None:
+    """Clients at 0, 1, 1.5 and 8: squared distances from client 3 are 42, 49, 64, from 0 they jump: 1, 2.25, 64."""
+    method = FedAPAExact(keep=0.0, patience=1)
+    task, state = start(method, 4, 1)
+    ups = {i: torch.tensor([x]) for i, x in enumerate((0.0, 1.0, 1.5, 8.0))}
+    first = absorb(method, task, state, ups)
+    as_cut = absorb(replace(method, rule="cut"), task, state, ups)
+    assert torch.equal(first["A"], as_cut["A"])  # heard from once: the solve and its ridge
+    assert first["A"][0, 3, 2] > first["A"][0, 3, 0]
+    A = absorb(method, task, first, ups)["A"][0]
+    torch.testing.assert_close(A[3], torch.tensor([0.8 / 3, 0.8 / 3, 0.8 / 3, 0.2]))
+    near = replace(method, rule="fixed")  # the same program over client 0 and those before the jump
+    nobody = absorb(near, *start(near, 4, 1), {i: ups[i] for i in range(3)})["A"][0]
+    torch.testing.assert_close(A[0], nobody[0])
+    assert not A[0, 3]
 
 
 def test_nobody_is_cut_off_before_a_client_was_heard_often_enough() -> None:

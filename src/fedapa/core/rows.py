@@ -10,6 +10,8 @@ Everything is in float64; what the theory behind the rows is, docs/beyond.md say
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -60,25 +62,30 @@ def nearest(gaps: Tensor, i: int, known: Tensor) -> Tensor:
 
 
 def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
-    """[M] who is on client i's side of the largest jump in its squared distances, if that is ``clear`` times or more.
+    """[M] who comes before the first jump of ``clear`` times or more in client i's sorted squared distances.
 
-    Without a clear jump everybody known is. Distances within a group and across differ by a factor; distances that just
-    vary do not jump.
+    Without such a jump everybody known does. Distances within a group and across differ by a factor; distances that
+    just vary do not jump. The first clear jump, not the largest: one model far away from all would hide the groups.
     """
     others = _others(known, i)
     near, order = gaps[i, others].sort(stable=True)
     rounding = torch.finfo(torch.float32).eps * gaps.max().clamp(min=torch.finfo(torch.float32).tiny)
-    jumps = near[1:] / near[:-1].clamp(min=float(rounding))
-    if not len(jumps) or jumps.max() < clear:
+    jumps = (near[1:] / near[:-1].clamp(min=float(rounding)) >= clear).nonzero()
+    if not len(jumps):
         return known
-    return torch.zeros_like(known).index_fill(0, others[order[: int(jumps.argmax()) + 1]], 1)
+    return torch.zeros_like(known).index_fill(0, others[order[: int(jumps[0]) + 1]], 1)
 
 
 def of_others(gaps: Tensor, i: int, known: Tensor, ridge: float) -> Tensor:
-    """argmin over the simplex of all others of b' K b / spread + ridge |b|^2; e_i where there are no others."""
+    """argmin over the simplex of all others of b' K b / spread + ridge |b|^2; e_i where there are no others.
+
+    An infinite ridge gives all others the same weight.
+    """
     others = _others(known, i)
     if not len(others):
         return _unit(len(gaps), i)
+    if math.isinf(ridge):
+        return _spread_out(gaps.new_full((len(others),), 1 / len(others)), others, len(gaps))
     K = around(gaps, i)[others][:, others]
     return _spread_out(simplex.minimise(K + _ridge(K, ridge, spread(gaps, i, known))), others, len(gaps))
 
