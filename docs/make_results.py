@@ -53,9 +53,9 @@ of the clients.
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
-here. `exact-cut`, which does not settle for the average, `exact-fixed`, which does not cut either, and the rows from
-`exact-without-ridge` to `exact-solve-alone` are the ablation: they take one part away, or leave one alone. What every
-row is, the file says: `experiments/beyond-rules.toml`."""
+here. The rows from `exact-without-ridge` to `exact-solve-alone`, and `exact-fixed`, which is without the cut, are the
+ablation: they take one part away, or leave one alone. What every row is, the file says:
+`experiments/beyond-rules.toml`."""
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
 (`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in

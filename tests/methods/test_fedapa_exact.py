@@ -19,7 +19,7 @@ from fedapa.task.task import Task
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
-RULES = ("settle", "cut", "neighbour", "noise", "leave-one-out", "stability", "fixed")
+RULES = ("cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(blocks=True),
@@ -78,7 +78,7 @@ def test_a_newcomer_by_hand(rule: str) -> None:
     later = absorb(method, larger, new, {3: torch.tensor([1.0])})
     assert later["gaps"][0, 3].tolist() == [1, 0, 4, 0]
     assert torch.equal(later["A"][0, :3], new["A"][0, :3])
-    if rule in ("settle", "cut", "fixed"):  # half of it itself, and without a ridge the others' mixture is at 1 as well
+    if rule in ("cut", "settle", "fixed"):  # half of it itself, and without a ridge the others' mixture is at 1 as well
         assert float(later["A"][0, 3, 3]) == pytest.approx(0.5)
         assert float(later["A"][0, 3] @ later["theta"][:, 0]) == pytest.approx(1.0, abs=1e-4)
 
@@ -197,16 +197,16 @@ def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
     method, evenly = FedAPAExact(keep=0.0, patience=0), FedAPAExact(rule="fixed", keep=0.0)
     task, state = start(method, 5, 2)
     near = {i: torch.tensor([float(i), 0.0]) for i in range(5)}  # from client 0: 1, 4, 9, 16, no jump beyond 4
-    mild = FedAPAExact(rule="cut", keep=0.0, patience=0, clear=4.5)
+    mild = FedAPAExact(keep=0.0, patience=0, clear=4.5)
     assert torch.equal(absorb(mild, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     assert not torch.equal(absorb(method, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     far = {**near, 4: torch.tensor([1000.0, 0.0])}
     assert not absorb(mild, task, state, far)["A"][0, :4, 4].any()
 
 
-def test_who_is_not_cut_off_mixes_all_others_evenly_by_hand() -> None:
+def test_who_settles_mixes_all_others_evenly_by_hand() -> None:
     """Clients at 0, 1, 1.5 and 8: squared distances from client 3 are 42, 49, 64, from 0 they jump: 1, 2.25, 64."""
-    method = FedAPAExact(keep=0.0, patience=1)
+    method = FedAPAExact(rule="settle", keep=0.0, patience=1)
     task, state = start(method, 4, 1)
     ups = {i: torch.tensor([x]) for i, x in enumerate((0.0, 1.0, 1.5, 8.0))}
     first = absorb(method, task, state, ups)

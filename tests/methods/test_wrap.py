@@ -172,7 +172,7 @@ def test_fedapa_starts_a_new_client_from_the_mean() -> None:
     assert server["A"][:4, 4].tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("rule", ["settle", "noise", "leave-one-out", "stability"])
+@pytest.mark.parametrize("rule", ["cut", "noise", "leave-one-out", "stability"])
 def test_fedapa_exact_starts_a_new_client_from_the_mean_and_nobody_mixes_it(rule: str) -> None:
     method = FedAPAExact(rule=rule)  # type: ignore[arg-type]
     case = Case(method)

@@ -8,13 +8,12 @@ Up      theta_i                                                        messages,
 Server  C_i = the clients before the first jump by a factor ``clear`` or more in i's sorted gaps, if there is one and i
         was heard from more than ``patience`` times; else all
         b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
-        s_i the mean gap to C_i, lambda -> infinity once i could have been cut off and was not: all others evenly
-        row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
+        s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
 
 The program is b' K b with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other
 rules, kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
-- ``cut``: lambda stays as it is for those who are not cut off.
-- ``fixed``: no cut either. lambda -> infinity mixes all others evenly, mu = 1 is local training.
+- ``settle``: lambda -> infinity as long as there is no jump after ``patience`` uploads: all others evenly.
+- ``fixed``: no cut. lambda -> infinity mixes all others evenly, mu = 1 is local training.
 - ``neighbour`` and ``noise``: a_i free, at a price: argmin of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2 over
   the whole simplex, V_i half the gap to the nearest other model, or the mean squared way between two uploads.
 - ``leave-one-out``: lambda and mu from a grid, by how well last round's mixtures predicted what the client sends now.
@@ -54,7 +53,7 @@ from fedapa.methods.method import Method, When, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Task, cross_entropy
 
-Rule = Literal["settle", "cut", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
+Rule = Literal["cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
 Measure = Literal["direction", "distance"]
 RIDGES, SHARES = (0.03, 0.1, 0.3, 1.0, 3.0), (0.0, 0.25, 0.5, 0.75)  # what leave-one-out chooses from
 CANDIDATES = list(product(RIDGES, SHARES))
@@ -65,12 +64,12 @@ STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal ch
 class FedAPAExact(Method):
     together: ClassVar[bool] = True
 
-    rule: Rule = hyper("settle", "how collaborators, ridge and self share of every client are found")
+    rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
     measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
-    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (settle, cut)", 1.0)
-    patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (settle, cut)", 0)
+    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.0)
+    patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle)", 0)
     ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
-    share: float = hyper(0.2, "self share (settle, cut, fixed, stability)", 0.0, 1.0)
+    share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
     steady: float = hyper(0.0, "share of the client's model in use that stays from visit to visit", 0.0, 0.999)
@@ -173,7 +172,7 @@ class FedAPAExact(Method):
         if self.rule in ("neighbour", "noise"):
             return rows.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
-        if self.rule in ("settle", "cut") and new["heard"][i] > self.patience:
+        if self.rule in ("cut", "settle") and new["heard"][i] > self.patience:
             everybody, known = known, rows.companions(gaps, i, known, self.clear)
             if self.rule == "settle" and torch.equal(known, everybody):
                 ridge = math.inf
@@ -193,7 +192,7 @@ class FedAPAExact(Method):
 
     def _ridge_and_share(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> tuple[float, float]:
         """lambda_i and mu_i: as set, by the errors of predictions, or by how much the row jumps."""
-        if self.rule in ("settle", "cut", "fixed"):
+        if self.rule in ("cut", "settle", "fixed"):
             return self.ridge, self.share
         if self.rule == "stability":
             new["ridges"][block, i] = ridge = self._steadied(old, new, block, i)
