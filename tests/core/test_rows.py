@@ -175,6 +175,14 @@ def test_a_model_far_away_from_all_does_not_hide_the_groups() -> None:
     gaps = gaps_of(torch.tensor([[0.0], [1.0], [4.0], [4.0], [1000.0]]).double())
     assert rows.companions(gaps, 0, torch.ones(5), 3.0).tolist() == [0, 1, 0, 0, 0]
     assert rows.companions(gaps, 0, torch.ones(5), 17.0).tolist() == [0, 1, 1, 1, 0]
+    further = gaps_of(torch.tensor([[0.0], [1.0], [4.0], [4.0], [10_000.0]]).double())
+    assert rows.companions(further, 0, torch.ones(5), 3.0).tolist() == [0, 1, 0, 0, 0]
+
+
+def test_differences_that_are_rounding_are_no_jumps() -> None:
+    """Gaps are measured in float32 around the mean: 1e-9 and 3e-8 beside a length of 4 are both nothing."""
+    gaps = gaps_of(torch.tensor([[0.0], [3e-5], [2e-4], [4.0]]).double())
+    assert rows.companions(gaps, 0, torch.ones(4), 3.0).tolist() == [0, 1, 1, 0]
 
 
 def test_only_who_was_heard_from_is_mixed() -> None:

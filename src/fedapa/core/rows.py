@@ -25,7 +25,8 @@ def around(gaps: Tensor, i: int) -> Tensor:
 
 def lengths(gaps: Tensor, known: Tensor) -> Tensor:
     """[M] the squared distance of every model to the mean of those heard from."""
-    return _centred(gaps, known).diagonal().clamp(min=0)
+    share, to_mean = _to_mean(gaps, known)
+    return (to_mean - share @ to_mean / 2).clamp(min=0)
 
 
 def directions(gaps: Tensor, known: Tensor) -> Tensor:
@@ -44,9 +45,14 @@ def directions(gaps: Tensor, known: Tensor) -> Tensor:
 
 def _centred(gaps: Tensor, known: Tensor) -> Tensor:
     """The Gram matrix around the mean of the models that are known."""
-    share = known.double() / known.sum().clamp(min=1)
-    to_mean = gaps @ share
+    share, to_mean = _to_mean(gaps, known)
     return (to_mean[:, None] + to_mean - gaps - share @ to_mean) / 2
+
+
+def _to_mean(gaps: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Everybody's part in the mean of the models that are known, and everybody's mean squared distance to them."""
+    share = known.double() / known.sum().clamp(min=1)
+    return share, gaps @ share
 
 
 def spread(gaps: Tensor, i: int, known: Tensor) -> Tensor:
@@ -69,8 +75,9 @@ def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
     """
     others = _others(known, i)
     near, order = gaps[i, others].sort(stable=True)
-    rounding = torch.finfo(torch.float32).eps * gaps.max().clamp(min=torch.finfo(torch.float32).tiny)
-    jumps = (near[1:] / near[:-1].clamp(min=float(rounding)) >= clear).nonzero()
+    length = lengths(gaps, known)
+    rounding = torch.finfo(torch.float32).eps * (length[i] + length[others[order]])  # how gaps are measured
+    jumps = (near[1:] / near.maximum(rounding)[:-1].clamp(min=torch.finfo(near.dtype).tiny) >= clear).nonzero()
     if not len(jumps):
         return known
     return torch.zeros_like(known).index_fill(0, others[order[: int(jumps[0]) + 1]], 1)

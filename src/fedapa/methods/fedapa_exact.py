@@ -66,7 +66,7 @@ class FedAPAExact(Method):
 
     rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
     measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
-    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.0)
+    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.01)
     patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle)", 0)
     ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
     share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0)
