@@ -180,7 +180,7 @@ def test_a_model_far_away_from_all_does_not_hide_the_groups() -> None:
 
 
 def test_differences_that_are_rounding_are_no_jumps() -> None:
-    """Gaps are measured in float32 around the mean: 1e-9 and 3e-8 beside a length of 4 are both nothing."""
+    """Gaps are measured in float32 around the mean: 1e-9 and 4e-8 beside 16 are both nothing."""
     gaps = gaps_of(torch.tensor([[0.0], [3e-5], [2e-4], [4.0]]).double())
     assert rows.companions(gaps, 0, torch.ones(4), 3.0).tolist() == [0, 1, 1, 0]
 

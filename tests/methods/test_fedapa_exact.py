@@ -162,7 +162,7 @@ def test_a_server_that_is_given_away_is_changed_in_place() -> None:
 
 
 def two_groups(method: FedAPAExact, liar: bool = False) -> Tree:
-    """Six clients, even and odd, that send noisy copies of two models for six rounds, and one who is far from all."""
+    """Six clients, even and odd, that send noisy copies of two models for six rounds; a ``liar`` is far from all."""
     task, state = start(method, 6 + liar, 2000)
     random = torch.Generator().manual_seed(0)
     centres = torch.randn(2, 2000, generator=random)
@@ -216,8 +216,8 @@ def test_who_settles_mixes_all_others_evenly_by_hand() -> None:
     A = absorb(method, task, first, ups)["A"][0]
     torch.testing.assert_close(A[3], torch.tensor([0.8 / 3, 0.8 / 3, 0.8 / 3, 0.2]))
     near = replace(method, rule="fixed")  # the same program over client 0 and those before the jump
-    nobody = absorb(near, *start(near, 4, 1), {i: ups[i] for i in range(3)})["A"][0]
-    torch.testing.assert_close(A[0], nobody[0])
+    three = absorb(near, *start(near, 4, 1), {i: ups[i] for i in range(3)})["A"][0]
+    torch.testing.assert_close(A[0], three[0])
     assert not A[0, 3]
 
 

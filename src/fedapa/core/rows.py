@@ -76,7 +76,7 @@ def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
     others = _others(known, i)
     near, order = gaps[i, others].sort(stable=True)
     length = lengths(gaps, known)
-    rounding = torch.finfo(torch.float32).eps * (length[i] + length[others[order]])  # how gaps are measured
+    rounding = torch.finfo(torch.float32).eps * (length[i] + length[others[order]])  # float32, around the mean
     jumps = (near[1:] / near.maximum(rounding)[:-1].clamp(min=torch.finfo(near.dtype).tiny) >= clear).nonzero()
     if not len(jumps):
         return known
