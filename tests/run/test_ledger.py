@@ -24,6 +24,7 @@ COLUMNS = {
         "before_valid_correct", "before_valid_total", "after_correct", "after_total", "after_valid_correct",
         "after_valid_total",
     ],
+    "client_final": ["round", "client", "correct", "total", "valid_correct", "valid_total"],
     "watched": ["round", "name", "shape", "float32"],
     "event": ["id", "round", "client", "kind", "text"],
 }  # fmt: skip
@@ -46,7 +47,9 @@ def test_rows_by_hand(run: Path) -> None:
     found = ledger.numbers(run)
     assert found["client"] == [(i, str(i), 2, sum(TESTS[i]), 0, "1,1,0,0,0") for i in range(4)]
     assert found["round"] == [(t, 3, 4 * 28, 3 * 4) for t in range(3)]
-    assert [row[:3] for row in found["accuracy"]] == [(t, p, "test") for t in (0, 2) for p in ("after", "before")]
+    phases = [(t, p, "test") for t in (0, 2) for p in ("after", "before")]
+    assert [row[:3] for row in found["accuracy"]] == [*phases, (2, "final", "test")]
+    assert found["client_final"] == [(2, i, rights(i, 3 + i), sum(TESTS[i]), 0, 0) for i in range(4)]
     assert found["event"] == [(t, 3, "refused", "client 3 refused: w holds NaN") for t in range(3)]
     rows = {row[:2]: row[2:] for row in found["client_round"]}
     assert rows[2, 1] == (1, 28, 4, rights(1, 3), 10, 0, 0, rights(1, 4), 10, 0, 0)
@@ -63,7 +66,10 @@ def test_a_finished_run_is_one_plain_file(run: Path) -> None:
         assert about["label"] == "toy"
         assert ledger.bytes_per_visit(db) == 32
         assert ledger.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
+        assert ledger.last_counts(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
+        assert ledger.last_counts(db, "after").tolist() == ledger.client_counts(db, 2, "after").tolist()
         assert [t for t, _ in ledger.curve(db, "after")] == [0, 2]
+        assert [t for t, _ in ledger.curve(db, "before")] == [0, 2, 3]
 
 
 def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _at(values: Sequence[float] | Floats | None, i: int) -> float | None:
 def _accuracies(db: sqlite3.Connection, last: int | None, phase: str) -> Floats | None:
     if last is None:
         return None
-    counts = ledger.client_counts(db, last, phase)
+    counts = ledger.last_counts(db, phase)
     return np.where(counts[:, 1] > 0, 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1), np.nan)
 
 

@@ -35,13 +35,16 @@ CREATE TABLE IF NOT EXISTS client_round (
     up_bytes INTEGER NOT NULL, seconds REAL NOT NULL, before_correct INTEGER, before_total INTEGER,
     before_valid_correct INTEGER, before_valid_total INTEGER, after_correct INTEGER, after_total INTEGER,
     after_valid_correct INTEGER, after_valid_total INTEGER, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS client_final (
+    round INTEGER NOT NULL, client INTEGER NOT NULL, correct INTEGER NOT NULL, total INTEGER NOT NULL,
+    valid_correct INTEGER NOT NULL, valid_total INTEGER NOT NULL, PRIMARY KEY (round, client)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS watched (
     round INTEGER NOT NULL, name TEXT NOT NULL, shape TEXT NOT NULL, float32 BLOB NOT NULL, PRIMARY KEY (round, name));
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
 COMMIT;
 """
-PER_ROUND = ("round", "accuracy", "client_round", "watched", "event")
+PER_ROUND = ("round", "accuracy", "client_round", "client_final", "watched", "event")
 # What a resumed run repeats bit for bit; the other columns are times.
 TIMES = {"round": ("seconds", "training_seconds", "server_seconds"), "client_round": ("seconds",)}
 
@@ -79,6 +82,8 @@ class Ledger:
             self._db.executemany("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _accuracy_rows(log))
             rows = [_client_row(log, i) for i in range(clients)]
             self._db.executemany(f"INSERT INTO client_round VALUES ({', '.join('?' * 14)})", rows)
+            final = [] if log.final is None else [(log.round, i, *row) for i, row in enumerate(log.final.tolist())]
+            self._db.executemany("INSERT INTO client_final VALUES (?, ?, ?, ?, ?, ?)", final)
             watched = [(log.round, k, str(list(v.shape)), v.float().numpy().tobytes()) for k, v in log.watched.items()]
             self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
             for event in log.events:
@@ -114,7 +119,7 @@ def _round_row(log: RoundLog) -> tuple[Any, ...]:
 
 def _accuracy_rows(log: RoundLog) -> list[tuple[Any, ...]]:
     rows = []
-    for phase, counts in (("before", log.before), ("after", log.after)):
+    for phase, counts in (("before", log.before), ("after", log.after), ("final", log.final)):
         for data, start in (("test", 0), ("validation", 2)):
             if counts is not None and counts[:, start + 1].sum() > 0:
                 found = summarise(counts[:, start], counts[:, start + 1])
@@ -179,15 +184,34 @@ def meta(db: sqlite3.Connection) -> dict[str, str]:
 
 
 def curve(db: sqlite3.Connection, phase: str, data: str = "test") -> list[tuple[int, Summary]]:
-    """(round, summary) over the evaluated rounds."""
+    """(round, summary) over the evaluated rounds; ``before`` ends with what the last aggregation would send."""
     query = "SELECT round, pooled, mean, std, worst, worst10 FROM accuracy WHERE phase=? AND data=? ORDER BY round"
-    return [(row[0], Summary(*row[1:])) for row in db.execute(query, (phase, data))]
+    found = [(row[0], Summary(*row[1:])) for row in db.execute(query, (phase, data))]
+    if phase == "before":
+        found += [(row[0] + 1, Summary(*row[1:])) for row in db.execute(query, ("final", data))]
+    return found
 
 
 def client_counts(db: sqlite3.Connection, round: int, phase: str) -> Counts:
     """[M, 2] correct and total of every client on its test data."""
     query = f"SELECT {phase}_correct, {phase}_total FROM client_round WHERE round=? ORDER BY client"
     return np.array(db.execute(query, (round,)).fetchall(), dtype=np.int64).reshape(-1, 2)
+
+
+def last_counts(db: sqlite3.Connection, phase: str) -> Counts:
+    """[M, 2] the same for the last evaluated round; ``before`` is what the last aggregation would send, if known."""
+    if phase == "before" and (final := _final(db)) is not None:
+        return final[:, :2]
+    (last,) = db.execute("SELECT max(round) FROM accuracy WHERE phase=?", (phase,)).fetchone()
+    return client_counts(db, last, phase)
+
+
+def _final(db: sqlite3.Connection) -> Counts | None:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='client_final'").fetchone():
+        return None  # a run of an older version
+    query = "SELECT correct, total, valid_correct, valid_total FROM client_final ORDER BY client"
+    rows = db.execute(query).fetchall()
+    return np.array(rows, dtype=np.int64) if rows else None
 
 
 def bytes_per_visit(db: sqlite3.Connection) -> float:
@@ -233,6 +257,8 @@ def logs(db: sqlite3.Connection) -> list[RoundLog]:
         found[t] = RoundLog(t, [], seconds={"clients": clients, "server": server, "training": training})
         rows = db.execute("SELECT * FROM client_round WHERE round=? ORDER BY client", (t,)).fetchall()
         _fill(found[t], rows)
+    if found:
+        found[max(found)].final = _final(db)
     for event in events(db):
         found[event[0]].events.append(Event(*event))
     for t, name, shape, blob in db.execute("SELECT round, name, shape, float32 FROM watched"):

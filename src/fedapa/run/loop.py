@@ -22,7 +22,8 @@ from fedapa.run.gate import Gate, Newcomer
 from fedapa.run.guard import Limits
 from fedapa.run.room import Room, is_mapped
 from fedapa.run.transport import Reply, Request, Transport
-from fedapa.task.local import Local, stream
+from fedapa.streams import stream
+from fedapa.task.local import Local
 from fedapa.task.task import Task
 
 DONATE_ABOVE = 256 * 2**20  # a server state larger than this is updated in place, without a second copy
@@ -65,6 +66,7 @@ class RoundLog:
     trained: list[int]
     before: Counts | None = None  # [M, 4]: correct, total, correct and total on validation data
     after: Counts | None = None
+    final: Counts | None = None  # of the last round: what the last aggregation would send, which no round scores
     down_bytes: dict[int, int] = field(default_factory=dict)
     up_bytes: dict[int, int] = field(default_factory=dict)
     client_seconds: dict[int, float] = field(default_factory=dict)
@@ -168,7 +170,7 @@ def draw(plan: Plan, clients: int, t: int, gone: frozenset[int] = frozenset()) -
     if not there:
         raise RunError("every client has left for good", "start a new run with those that are there now")
     low, high = (math.ceil(share * len(there) - 1e-9) for share in plan.participation)
-    random = stream(plan.seed, 3, t)
+    random = stream(plan.seed, "participation", t)
     count = int(random.integers(max(low, 1), max(high, 1) + 1))
     return [there[i] for i in random.choice(len(there), count, replace=False)]
 
@@ -233,6 +235,8 @@ def run(
             state = state._replace(server=room.hold(state.server))
         log.trained = draw(plan, task.clients, state.round, log.gone)
         state = play(method, task, transport, plan, state, like, log)
+        if state.round == plan.rounds:
+            log.final = show(method, task, transport, state, log)
         sink(log, state)
     return state
 
@@ -312,6 +316,20 @@ def play_sequential(
     return _close(method, task, plan, state, server, replies, like, log)
 
 
+def show(method: Method, task: Task, transport: Transport, state: State, log: RoundLog) -> Counts:
+    """Score what every client would receive now, without training: [M, 4], zeros where nobody answered."""
+    begin, everyone = time.perf_counter(), [i for i in range(task.clients) if i not in log.gone]
+    sent = Sent(method, task, state.server, everyone)
+    requests = [Request(state.round, i, _bind(sent, i), train=False, evaluate=True) for i in everyone]
+    replies = {reply.client: reply.before for reply in transport.exchange(requests)}
+    log.seconds["clients"] = log.seconds.get("clients", 0.0) + time.perf_counter() - begin
+    return _counts([replies.get(i) for i in range(task.clients)])
+
+
+def _counts(scores: Sequence[Score | None]) -> Counts:
+    return np.array([score or Score(0, 0) for score in scores], dtype=np.int64)
+
+
 def _request(plan: Plan, state: State, sent: Sent, i: int, train: bool) -> Request:
     last = state.round == plan.rounds - 1
     evaluate = last or state.round % plan.evaluate_every == 0
@@ -385,13 +403,12 @@ def _close(
     if not log.trained:
         _nobody(log, like.limits is None)
     last = state.last.copy()
-    trained, blank = set(log.trained), Score(0, 0)
+    trained = set(log.trained)
     for i, reply in replies.items():
         if i in trained or (reply.after is not None and reply.up is None):
             last[i] = -1 if reply.after is None else reply.after  # trained and not looked at: not yet known
     if any(reply.before is not None for reply in replies.values()):
-        shown = [replies[i].before if i in replies else None for i in range(task.clients)]
-        log.before = np.array([row or blank for row in shown], dtype=np.int64)
+        log.before = _counts([replies[i].before if i in replies else None for i in range(task.clients)])
         log.after = last.clip(min=0)
         log.after[sorted(log.gone)] = 0  # what they last had is no longer in use
     log.client_seconds = {i: r.seconds for i, r in replies.items()}

@@ -116,10 +116,9 @@ def read(folder: Path, scenario: str = "") -> RunResult | None:
         before, after = phases
         assert before is not None
         assert after is not None
-        last = db.execute("SELECT max(round) FROM accuracy").fetchone()[0]
         done, seconds = db.execute("SELECT count(*), sum(seconds) FROM round").fetchone()
         liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
-        counts = ledger.client_counts(db, last, about["evaluated"])
+        counts = ledger.last_counts(db, about["evaluated"])
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
             about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,

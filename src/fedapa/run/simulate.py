@@ -36,11 +36,13 @@ def make_task(
     head: str = HEAD,
     buffers: Buffers = "shared",
     engine: Engine = "auto",
+    participation: tuple[float, float] = (1.0, 1.0),
 ) -> Task:
     """What all parties agree on, read off the data."""
     split = build_model(model, data.shape, data.classes, head, buffers)
     names = tuple(client.name for client in data.clients)
-    task = Task(split, data.classes, data.sizes, training or Training(), rounds, data.mean, data.std, names)
+    share = sum(participation) / 2
+    task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
     return with_engine(task, data, engine)
 
 
@@ -60,8 +62,12 @@ class Result:
             return self.method.predict(self.task, self.records[i].state, x)
 
     def curve(self, phase: str = "after") -> list[Summary]:
-        """Accuracy of every evaluated round, ``before`` or ``after`` local training."""
+        """Accuracy of every evaluated round, ``before`` or ``after`` local training.
+
+        ``before`` has one value more, the last: that of what the last aggregation would send.
+        """
         found = [log.before if phase == "before" else log.after for log in self.logs]
+        found += [log.final for log in self.logs if phase == "before"]
         return [summarise(counts[:, 0], counts[:, 1]) for counts in found if counts is not None]
 
 

@@ -264,6 +264,9 @@ def _same(one: Outcome, other: Outcome, between: str) -> None:
     for log in one.logs:
         if log.round in known and not _equal_scores((log.before, log.after), known[log.round]):
             raise Broken(f"{between}: accuracies of round {log.round + 1} differ")
+    ends = [np.asarray(log.final) for outcome in (one, other) for log in outcome.logs if log.final is not None]
+    if len(ends) == 2 and len(one.logs) == len(other.logs) and not np.array_equal(ends[0], ends[1]):
+        raise Broken(f"{between}: accuracies of what the last aggregation sends differ")
 
 
 def _equal_scores(one: tuple[object, object], other: tuple[object, object]) -> bool:
