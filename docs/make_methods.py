@@ -17,6 +17,7 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
 from fedapa.methods.method import Method, describe
 from fedapa.methods.papers import PAPERS
+from fedapa.methods.recipes import AUTHORS, recipe
 from fedapa.run.simulate import wire
 from fedapa.task.models import build_model
 from fedapa.task.task import Task
@@ -36,6 +37,11 @@ and **after** it for every method and client; "evaluated" names the one that the
 A client that joins a run that is going, or a finished one (`fedapa onboard`), starts at its own end as all others did.
 What the server makes for it is the last row of every table; nobody else's part changes.
 
+Every method has two recipes. The common one is the FedAPA paper's local training (SGD with rate 0.01, momentum 0.9,
+batch 64, two epochs) for everybody; momentum is kept from visit to visit only where a client goes on with its own
+weights. `METHOD@authors` trains as the method's own paper or released code does. `METHOD+ema` uses the running mean of
+a client's own models, which changes neither messages nor training.
+
 `fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
 """
 
@@ -54,7 +60,9 @@ def entry_of(name: str, task: Task) -> str:
     if same != name:
         return "\n".join([*lines, f"The method [{METHODS[same].title}](#{same}) with {settings(name)}.", ""])
     document = sys.modules[method_class(name).__module__].__doc__ or ""
-    return "\n".join([*lines, "```text", document.strip(), "```", "", *facts(method, task), *paper(name), ""])
+    return "\n".join(
+        [*lines, "```text", document.strip(), "```", "", *facts(method, task), *trained(name), *paper(name), ""]
+    )
 
 
 def settings(name: str) -> str:
@@ -71,6 +79,14 @@ def facts(method: Method, task: Task) -> list[str]:
     rows += [("schedule", method.schedule), ("a client that joins later", joins(method, task))]
     table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
     return [*table, *hypers(type(method))]
+
+
+def trained(name: str) -> list[str]:
+    """How the authors train it, beside the common recipe."""
+    found = recipe(name, AUTHORS)
+    values = {**found.training, **found.settings}
+    said = ", ".join(f"`{key} = {value!r}`" for key, value in values.items())
+    return [f"Recipe `{name}@{AUTHORS}`: {found.source}{f' ({said})' if said else ''}.", ""]
 
 
 def joins(method: Method, task: Task) -> str:

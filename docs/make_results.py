@@ -15,7 +15,7 @@ from fedapa.config.experiment import run_names, single
 from fedapa.config.grid import load_scenarios
 from fedapa.config.load import settings_of
 from fedapa.config.schema import Config
-from fedapa.methods.catalogue import make
+from fedapa.methods.catalogue import make, taken_apart
 from fedapa.report import paper
 from fedapa.run import results
 
@@ -415,7 +415,7 @@ def _both(pair: tuple[float, ...] | None) -> str:
 
 def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
     """The rule of FedAPA-exact with the highest mean, and when its model is best; rules need every column."""
-    rules = [name for name in config.methods if settings_of(config, name)[0] == OURS[0]]
+    rules = [name for name in config.methods if taken_apart(settings_of(config, name)[0]).method == OURS[0]]
     there = [name for name in rules if name in means]
     missing = [name for name in rules if name not in means]
     if not there:
@@ -423,7 +423,7 @@ def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
     best = max(there, key=lambda name: max(means[name]))
     named = {"before": "the model as it arrives", "after": "the model after local training"}
     when = named["before" if means[best][0] > means[best][1] else "after"]
-    if settings_of(config, best)[1].get("steady"):
+    if "ema" in taken_apart(settings_of(config, best)[0]).wrappers:
         when = "the running mean of a client's models"
     said = f"Held-out data choose **{best}**, {when}; the default is {OURS[0]}, {named[make(OURS[0]).evaluated]}."
     return said + (f" Without a run in every column: {', '.join(missing)}." if missing else "")

@@ -38,7 +38,7 @@ class HalfWay(fa.Method):
 
     def train(self, task: fa.Task, client: Tree, down: Tree, local: fa.Local) -> tuple[Tree, Tree]:
         pull = {"anchor_theta": client["theta"], "anchor_phi": client["phi"], "rho": torch.tensor(self.rho)}
-        client = local.sgd(fa.proximal, client, given=pull)
+        client = local.sgd(fa.proximal, client, given=pull, replaced=True)
         return client, {"omega": task.join(client["theta"], client["phi"]), "n": torch.tensor([float(local.n)])}
 
     def absorb(

@@ -13,7 +13,7 @@ from fedapa.data import partition as partitions
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.data.sites import Sites, assemble
-from fedapa.methods.catalogue import METHODS, make
+from fedapa.methods.catalogue import METHODS, make, training_of
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.folder import make_folder
@@ -72,9 +72,10 @@ def fit(
     """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training."""
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
+    training = {**(training_of(method) if isinstance(method, str) else {}), **training}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
     engine = engine if out is None else kept_engine(engine, Path(out))
-    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine)
+    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine, (low, high))
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}

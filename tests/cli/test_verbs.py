@@ -95,7 +95,8 @@ def test_listings_as_table_and_json(fedapa: Call, kind: str) -> None:
 
 
 def test_all_listings_at_once(fedapa: Call) -> None:
-    assert json.loads(fedapa("ls", "--format", "json").out).keys() == {"methods", "presets", "datasets", "models"}
+    kinds = {"methods", "recipes", "wrappers", "presets", "datasets", "models"}
+    assert json.loads(fedapa("ls", "--format", "json").out).keys() == kinds
     assert "fedapa" in fedapa("ls").out
 
 

@@ -13,6 +13,7 @@ from fedapa.config.experiment import assemble, attack_of, lay_out, read_config, 
 from fedapa.config.load import check, dump, load, settings_of
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
+from fedapa.task.task import Training
 
 
 def mistake(tmp_path: Path, text: str, *changes: str) -> InputError:
@@ -187,7 +188,8 @@ def test_there_is_a_preset_for_every_setting_of_the_paper() -> None:
 
 def test_a_dump_is_complete() -> None:
     raw = tomllib.loads(dump(Config()))
-    assert raw["training"].keys() == {"lr", "momentum", "batch", "epochs", "weight_decay", "drop_last", "keep_momentum"}
+    assert raw["training"].keys() == Training.__dataclass_fields__.keys()
+    assert raw["training"]["keep_momentum"] == "auto"
     assert raw["run"]["participation"] == [0.6, 1.0]
 
 

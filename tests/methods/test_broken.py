@@ -23,8 +23,8 @@ SABOTAGE = {
     ),
     # a client remembers something outside its state
     "resume-is-exact": (
-        "client = local.sgd(fa.proximal, client, given=pull)",
-        "client = local.sgd(fa.proximal, client, given=pull)\n"
+        "client = local.sgd(fa.proximal, client, given=pull, replaced=True)",
+        "client = local.sgd(fa.proximal, client, given=pull, replaced=True)\n"
         "        seen = HalfWay.__dict__['__annotations__'].setdefault('seen', [])\n"
         "        seen.append(1)\n"
         "        client = {k: v + 1e-3 * len(seen) for k, v in client.items()}",

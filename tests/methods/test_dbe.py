@@ -52,9 +52,23 @@ def test_the_mean_is_frozen_afterwards():
     assert not torch.equal(new["omega"], server["omega"])
 
 
+def test_the_default_pull_of_one_feature_is_that_of_the_authors():
+    """kappa = 50 was chosen for 512 features: 50/512 for each, whatever their number; kappa / d with width 0."""
+    assert [DBE().pull(d) / d for d in (512, 84)] == pytest.approx([50 / 512, 50 / 512])
+    assert DBE(width=0).pull(84) == 50
+
+
+def test_the_default_pull_is_what_training_uses():
+    task = make_task(epochs=1)
+    scaled = DBE(kappa=50 * task.d / 512, width=0)
+    states = [visit(method, task, *ready(task, method), 0)[0] for method in (DBE(), scaled, DBE(width=0))]
+    assert torch.equal(states[0]["theta"], states[1]["theta"])
+    assert not torch.equal(states[0]["theta"], states[2]["theta"])
+
+
 @pytest.mark.parametrize("mu", [1.0, 0.3])
 def test_two_steps_by_plain_autograd(mu):
-    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, mu=mu), make_data()[0]
+    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, width=0, mu=mu), make_data()[0]
     server, client = ready(task, method)
     trained, _, up = visit(method, task, server, client, 0)
     names, m = ("theta", "phi", "b"), torch.zeros(64)
@@ -75,7 +89,7 @@ def test_two_steps_by_plain_autograd(mu):
 
 @pytest.mark.parametrize("mu", [1.0, 0.3])
 def test_the_running_mean_of_the_first_round_by_plain_autograd(mu):
-    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, mu=mu), make_data()[0]
+    task, method, data = make_task(epochs=2, momentum=0.0, lr=0.02), DBE(kappa=3.0, width=0, mu=mu), make_data()[0]
     server, client = method.init(task, 0)
     _, _, up = visit(method, task, server, client, 0)
     params, m = {k: client[k].clone() for k in ("theta", "phi")}, torch.zeros(64)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from three_clients import make_data, make_task, net, omega, visit
 from torch import Tensor, nn
 
 from fedapa.core import rows, weights
@@ -24,7 +23,6 @@ VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(blocks=True),
     FedAPAExact(past=0.5, fine_tune=True),
-    FedAPAExact(steady=0.8),
 ]
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 
@@ -105,40 +103,6 @@ def test_models_are_averaged_over_visits_by_hand() -> None:
     assert new["gaps"][0].tolist() == [[0, 108], [108, 0]]
     alone = absorb(method, task, server, {0: torch.full((3,), 8.0)})  # the common start is no model of the client's
     assert alone["theta"][0].tolist() == [8.0] * 3
-
-
-def test_a_steady_model_is_a_running_mean_beside_the_same_run() -> None:
-    """Messages, server and training are bit by bit those without it; shares by hand: 1, 1/2, 1/3, and 3/10 for good."""
-    task, data = make_task(batch=4), make_data()
-    methods = plain, steady = FedAPAExact(patience=0), FedAPAExact(patience=0, steady=0.7)
-    assert (plain.evaluated, steady.evaluated) == ("before", "after")
-    servers = [method.init(task, 0)[0] for method in methods]
-    states = [[method.init(task, 0)[1] for _ in data] for method in methods]
-    means = [torch.full_like(omega(state), float("nan")) for state in states[0]]
-    for t, share in enumerate((1.0, 1 / 2, 1 / 3, 0.3, 0.3)):
-        for k, method in enumerate(methods):
-            seen = [visit(method, task, states[k][i], servers[k], i, data, t) for i in range(3)]
-            states[k] = [trained for _, trained, _, _ in seen]
-            servers[k] = method.absorb(task, servers[k], [0, 1, 2], [], [up for *_, up in seen])
-        assert digest(servers[0]) == digest(servers[1])
-        for i, (client, state) in enumerate(zip(*states, strict=True)):
-            assert torch.equal(omega(client), omega(state))
-            means[i] = share * omega(client) + ((1 - share) * means[i] if t else 0)
-            found, wanted = steady.predict(task, state, data[i].x), net(means[i], data[i].x)
-            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
-    assert float(servers[0]["A"][0].diagonal().max()) < 0.9  # clients were mixed
-    assert (means[0] - omega(states[0][0])).norm() > 1e-3
-
-
-def test_a_steady_client_uses_what_arrives_before_its_first_visit_and_its_mean_after() -> None:
-    task, data, method = make_task(), make_data(), FedAPAExact(steady=0.9)
-    server, state = method.init(task, 0)
-    server = {**server, "theta": server["theta"] + 1}
-    shown, trained, down, _ = visit(method, task, state, server, 0, data)
-    arrived = torch.cat([down["theta"], state["phi"]])
-    torch.testing.assert_close(method.predict(task, shown, data[0].x), net(arrived, data[0].x))
-    again = visit(method, task, trained, {**server, "theta": server["theta"] + 1}, 0, data, 1)[0]
-    assert torch.equal(method.predict(task, again, data[0].x), method.predict(task, trained, data[0].x))
 
 
 def test_rows_of_idle_clients_stay_and_who_was_never_heard_from_is_not_mixed() -> None:

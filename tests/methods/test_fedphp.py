@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -109,9 +111,19 @@ def test_without_a_teacher_it_is_fedavg_plus_a_moving_average(regulariser):
 
 
 def test_the_share_of_the_past_counts_visits_not_rounds_and_stops_at_mu():
-    method = FedPHP(mu=0.9, Q=0.5)
-    found = [method._mu(torch.tensor([float(q)]), 10).item() for q in (0, 1, 4, 5, 9)]
+    found = [FedPHP(mu=0.9)._mu(torch.tensor([float(q)]), 5.0).item() for q in (0, 1, 4, 5, 9)]
     assert found == pytest.approx([0.0, 0.18, 0.72, 0.9, 0.9])
+
+
+def test_a_client_expects_as_many_visits_as_the_run_gives_it():
+    """Ten rounds of which it sees half: after five visits its memory is as long as it gets."""
+    task, data = replace(make_task(), participation=0.5), make_data()
+    server, state = FedPHP().init(task, 0)
+    state = {**state, "visits": torch.tensor([4.0])}
+    for method, average in ((FedPHP(), 0.72), (FedPHP(Q=1.0), 0.36)):
+        trained = visit(method, task, state, server, 0, data)[1]
+        expected = average * state["inherited_theta"] + (1 - average) * trained["theta"]
+        torch.testing.assert_close(trained["inherited_theta"], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_the_model_in_use():

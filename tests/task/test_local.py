@@ -1,6 +1,7 @@
 """The one training loop against torch.optim.SGD, BatchNorm against the module itself, and the random streams."""
 
 import dataclasses
+from typing import Literal
 
 import pytest
 import torch
@@ -190,14 +191,30 @@ def test_count_correct() -> None:
     assert count_correct(lambda x: x, samples) == (2, 3)
 
 
-def test_part_is_a_contiguous_share() -> None:
-    task = small_task(Training())
-    piece = local(task).part(0.5)
-    assert piece.n == 15
-    whole = data().x
-    start = next(k for k in range(30) if torch.equal(whole[k], piece.data.x[0]))
-    assert torch.equal(whole[start : start + 15], piece.data.x)
+def test_part_is_a_random_share_of_the_samples() -> None:
+    """Rows are often sorted by class: a contiguous block would hold few of them."""
+    task, whole = small_task(Training()), data()
+    mine = local(task)
+    pieces = [mine.part(0.5) for _ in range(2)]
+    chosen = [[next(k for k in range(30) if torch.equal(whole.x[k], x)) for x in piece.data.x] for piece in pieces]
+    for index, piece in zip(chosen, pieces, strict=True):
+        assert len(set(index)) == 15
+        assert index == sorted(index)
+        assert torch.equal(piece.data.y, whole.y[index])
+        assert index[-1] - index[0] > 15  # no block
+    assert chosen[0] != chosen[1]
     assert local(task, n=1).part(0.1).n == 1
+
+
+@pytest.mark.parametrize(
+    ("keep", "goes_on", "replaced"), [("auto", True, False), (True, True, True), (False, False, False)]
+)
+def test_momentum_stays_with_weights_that_go_on(keep: bool | Literal["auto"], goes_on: bool, replaced: bool) -> None:
+    task = small_task(Training(batch=8, epochs=1, keep_momentum=keep))
+    for flag, kept in ((False, goes_on), (True, replaced)):
+        mine = local(task)
+        mine.sgd(cross_entropy, dict(zip(("theta", "phi"), task.init(0), strict=True)), replaced=flag)
+        assert bool(mine.memory) == kept
 
 
 def test_batchnorm_on_one_sample_is_refused_by_the_clients_name() -> None:

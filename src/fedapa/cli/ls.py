@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -9,20 +10,29 @@ import click
 from fedapa.cli import ui
 
 TITLES = {
-    "methods": "methods (KiB: LeNet-5 on CIFAR-10, 20 clients); also as NAME+quantised, NAME+top, NAME+noised",
+    "methods": "methods (KiB: LeNet-5 on CIFAR-10, 20 clients); also as NAME@authors, NAME+ema, NAME+quantised, ...",
+    "recipes": "recipes: METHOD@authors trains as the method's authors do",
+    "wrappers": "wrappers: METHOD+WRAPPER",
     "presets": "presets",
     "datasets": "datasets",
     "models": "models",
 }
-KINDS = ("methods", "presets", "datasets", "models")
+KINDS = ("methods", "recipes", "wrappers", "presets", "datasets", "models")
 
 
-@click.command(short_help="List methods, presets, datasets or models")
+@click.command(short_help="List methods, recipes, wrappers, presets, datasets or models")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @ui.format_option
 def command(kind: str | None, form: str) -> None:
-    """List what is there: methods, presets, datasets or models (all of them without a KIND)."""
-    lists = {"methods": _methods, "presets": _presets, "datasets": _datasets, "models": _models}
+    """List what is there: methods, recipes, wrappers, presets, datasets or models (all of them without a KIND)."""
+    lists = {
+        "methods": _methods,
+        "recipes": _recipes,
+        "wrappers": _wrappers,
+        "presets": _presets,
+        "datasets": _datasets,
+        "models": _models,
+    }
     if form == "json" and kind is None:
         import json
 
@@ -40,6 +50,27 @@ def _methods() -> list[dict[str, Any]]:
          "KiB/client/round": f"{e.kib:.1f}"}
         for name, e in METHODS.items()
     ]  # fmt: skip
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from fedapa.methods.catalogue import METHODS
+    from fedapa.methods.recipes import AUTHORS, recipe
+
+    found = {f"{name}@{AUTHORS}": recipe(name, AUTHORS) for name in METHODS}
+    return [
+        {"name": name, "training": _settings(r.training), "hyper-parameters": _settings(r.settings), "source": r.source}
+        for name, r in found.items()
+    ]
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _wrappers() -> list[dict[str, Any]]:
+    from fedapa.methods.catalogue import WRAPPERS
+
+    return [{"name": f"+{name}", "what": wrapper.what} for name, wrapper in WRAPPERS.items()]
 
 
 def _presets() -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from fedapa.config import presets
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, is_known
+from fedapa.methods.catalogue import training_of as recipe_training
 
 Path_ = tuple[str | int, ...]
 
@@ -97,6 +98,11 @@ def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
     return given.pop("base", name), given
 
 
+def training_of(config: Config, name: str) -> dict[str, Any]:
+    """How the method of this name trains: the config's [training], where its recipe does not say otherwise."""
+    return {**config.training.model_dump(), **recipe_training(settings_of(config, name)[0])}
+
+
 def _text(source: str) -> tuple[str, str]:
     path = Path(source)
     if path.is_file():
@@ -140,7 +146,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             hint = _did_you_mean(method, known)
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
-        if not re.fullmatch(r"\w[\w.+-]*", method):
+        if not re.fullmatch(r"\w[\w.+@-]*", method):
             hint = "its run folder is called like it: use letters, digits, - and _"
             raise _located(text, name, origin, ("method", method), f"{method!r} cannot name a method", hint)
         base, settings = settings_of(config, method)

@@ -143,8 +143,11 @@ class TrainingConfig(Section):
     batch: int = Field(64, ge=1, description="batch size")
     epochs: int = Field(2, ge=1, description="local epochs per round")
     weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(0.0, ge=0, description="largest norm of a gradient; 0: any")
     drop_last: bool = Field(True, description="leave out the last partial batch")
-    keep_momentum: bool = Field(True, description="momentum survives from round to round (released code)")
+    keep_momentum: bool | Literal["auto"] = Field(
+        "auto", description="from visit to visit: true, false, or auto: unless the weights were replaced"
+    )
 
 
 class RunConfig(Section):

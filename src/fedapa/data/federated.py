@@ -13,6 +13,7 @@ from torch import Tensor
 from fedapa.data.partition import Partition, check_fits, fingerprint_of
 from fedapa.data.sources import Dataset
 from fedapa.errors import InputError
+from fedapa.streams import stream
 
 Index = npt.NDArray[np.int64]
 Array = npt.NDArray[Any] | Tensor
@@ -63,7 +64,7 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     check_fits(partition, len(dataset.y_train), len(dataset.y_test))
     _check_nobody_empty(partition)
     aside = [
-        set_aside(dataset.y_train[index], validation, np.random.default_rng([seed, i]))
+        set_aside(dataset.y_train[index], validation, stream(seed, "validation", i))
         for i, index in enumerate(partition.train)
     ]
     train = [index[~mask] for index, mask in zip(partition.train, aside, strict=True)]

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from fedapa.data.schema import Schema, in_order
 from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
+from fedapa.streams import stream
 
 Labels = npt.NDArray[np.int64]
 Arrays = npt.NDArray[Any]
@@ -86,18 +86,13 @@ def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None, agreed: 
     tests = {}
     for name, material in found.items():
         x = _plain(schema, material)
-        tests[name], told = _test_mask(sites, name, x, codes[name], material, _stream(seed, name))
+        tests[name], told = _test_mask(sites, name, x, codes[name], material, stream(seed, "test rows", name))
         notes += told
     notes += _seen_elsewhere(schema, found, codes)
     fitted = _fitted(sites, schema, found, tests)
     data = _federated(sites, found, codes, tests, fitted, seed)
     held = tuple(None if m.rows is None else m.rows.take(tests[name]) for name, m in found.items())
     return Own(data, tuple(fitted.values()), tuple(notes), held)
-
-
-def _stream(seed: int, name: str, *key: int) -> np.random.Generator:
-    """Of a site's name, so that its split is the same in a simulation and at the site alone."""
-    return np.random.default_rng([seed, crc32(name.encode()), *key])
 
 
 def described(sites: Sites, data_dir: Path | None = None) -> Sites:
@@ -387,7 +382,7 @@ def _federated(
     for name in found:
         x, y, test = inputs[name], codes[name], tests[name]
         train = np.flatnonzero(~test)
-        aside = set_aside(y[train], sites.validation, _stream(seed, name, 1))
+        aside = set_aside(y[train], sites.validation, stream(seed, "validation", name))
         held[name] = train[aside]
         parts.append((x[train[~aside]], y[train[~aside]], x[test], y[test]))
     classes = len(next(iter(fitted.values())).classes)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedapa.config.experiment import load_data
-from fedapa.config.load import check, load, settings_of
+from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated
@@ -26,7 +26,7 @@ from fedapa.flower.store import Store
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.run import wire
-from fedapa.run.engines import native_kernel
+from fedapa.run.engines import Engine, native_kernel
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import make_task
 from fedapa.run.transport import Record, Request, reseed, visit
@@ -48,10 +48,11 @@ class Agreed(NamedTuple):
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
     base, settings = settings_of(config, config.methods[0])
-    run, model, training = config.run, config.model, Training(**config.training.model_dump())
+    run, model, training = config.run, config.model, Training(**training_of(config, config.methods[0]))
     plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "")
-    task = make_task(about, model.name, training, run.rounds, model.head, model.buffers, terms.engine)  # type: ignore[arg-type]
+    engine: Engine = terms.engine  # type: ignore[assignment]
+    task = make_task(about, model.name, training, run.rounds, model.head, model.buffers, engine, run.participation)
     task = replace(task, sizes=torch.tensor(terms.sizes, dtype=torch.int64), names=tuple(terms.names))
     return Agreed(make(base, **settings), task, plan)
 

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local, stream
+from fedapa.task.local import Local, own_start
 from fedapa.task.task import Batch, Task, cross_entropy
 
 
@@ -144,4 +144,4 @@ def _sample_shares(task: Task) -> Tensor:
 
 def _own_start(task: Task, seed: int, j: int) -> Tensor:
     """The start that ``Local.fresh`` gives client j, so that server and client agree without sending it."""
-    return task.join(*task.init(int(stream(seed, 2, j).integers(2**31))))
+    return task.join(*task.init(own_start(seed, j)))

@@ -25,13 +25,13 @@ from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, hyper
 from fedapa.methods.wrap import Wrapped, change_of, gauss, has_reference, restored
-from fedapa.task.local import Local, stream
+from fedapa.streams import stream
+from fedapa.task.local import Local
 from fedapa.task.task import Task
 
 Kind = Literal["label-flip", "noise", "scaled"]
 FACTORS = {"label-flip": 0.0, "noise": 1.0, "scaled": -5.0}
 COUNTS = ("n", "counts")  # numbers of samples, which a coordinator knows
-LIARS = 7  # the stream that draws them
 
 
 class Attack(NamedTuple):
@@ -51,7 +51,7 @@ def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int
         hint = "at least one client must lie, and at least one must not"
         raise InputError(f"attack.clients says that {count} of {clients} clients lie", hint)
     if isinstance(wanted, int):
-        return tuple(sorted(int(i) for i in stream(seed, LIARS).permutation(clients)[:wanted]))
+        return tuple(sorted(int(i) for i in stream(seed, "malicious clients").permutation(clients)[:wanted]))
     if outside := [i for i in wanted if not 0 <= i < clients]:
         raise InputError(f"attack.clients names client {outside[0]}", f"there are clients 0 to {clients - 1}")
     return tuple(sorted(wanted))

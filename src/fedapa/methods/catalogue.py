@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapa.errors import InputError
+from fedapa.methods import recipes
 
 if TYPE_CHECKING:
     from fedapa.methods.method import Method
@@ -91,26 +92,59 @@ METHODS: dict[str, Entry] = {
 }
 
 
-# METHOD+WRAPPER names a method whose uploads are coded, the first wrapper innermost: what each does is in wrap.py.
-WRAPPERS = {"quantised": "Quantised", "top": "Top", "noised": "Noised"}
+# METHOD+WRAPPER names a method inside a wrapper, the first wrapper innermost: what each does is in wrap.py.
+class Wrapper(NamedTuple):
+    name: str  # of its class in wrap.py
+    what: str
+
+
+WRAPPERS = {
+    "quantised": Wrapper("Quantised", "uploads rounded to a few bits"),
+    "top": Wrapper("Top", "only the largest changes are uploaded, with error feedback"),
+    "noised": Wrapper("Noised", "uploads clipped and noised, with an (epsilon, delta) account"),
+    "ema": Wrapper("Ema", "the model in use is the running mean of the client's own models"),
+}
+
+
+class Name(NamedTuple):
+    """METHOD[@RECIPE][+WRAPPER...], taken apart."""
+
+    method: str
+    recipe: str
+    wrappers: tuple[str, ...]
+
+
+def taken_apart(name: str) -> Name:
+    base, *wrappers = name.split("+")
+    method, _, named = base.partition("@")
+    return Name(method, named or recipes.COMMON, tuple(wrappers))
 
 
 def is_known(name: str) -> bool:
-    """Is this the name of a method, wrapped or not?"""
-    base, *wrappers = name.split("+")
-    return base in METHODS and all(wrapper in WRAPPERS for wrapper in wrappers)
+    """Is this the name of a method, with or without a recipe and wrappers?"""
+    method, named, wrappers = taken_apart(name)
+    known = named in (recipes.COMMON, recipes.AUTHORS)
+    return method in METHODS and known and all(wrapper in WRAPPERS for wrapper in wrappers)
 
 
 def entry(name: str) -> Entry:
     """What is known about a method of this name."""
-    name, *wrappers = name.split("+")
+    method, named, wrappers = taken_apart(name)
     if unknown := [wrapper for wrapper in wrappers if wrapper not in WRAPPERS]:
         raise InputError(f"unknown wrapper {unknown[0]!r}", f"choose one of {', '.join(WRAPPERS)}")
-    if name not in METHODS:
-        close = get_close_matches(name, METHODS, 1)
+    if named not in (recipes.COMMON, recipes.AUTHORS):
+        raise InputError(f"unknown recipe {named!r}", f"choose one of {recipes.COMMON}, {recipes.AUTHORS}")
+    if method not in METHODS:
+        close = get_close_matches(method, METHODS, 1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(METHODS)}"
-        raise InputError(f"unknown method {name!r}", hint)
-    return METHODS[name]
+        raise InputError(f"unknown method {method!r}", hint)
+    return METHODS[method]
+
+
+def training_of(name: str) -> Mapping[str, Any]:
+    """The training settings that the name's recipe puts in place of the config's."""
+    method, named, _ = taken_apart(name)
+    return recipes.recipe(method, named).training
 
 
 def method_class(name: str) -> type[Method]:
@@ -122,7 +156,7 @@ def method_class(name: str) -> type[Method]:
 
 def make(name: str, **settings: Any) -> Method:
     """A method by name with hyper-parameters; unknown ones are refused with the closest legal name."""
-    cls, (name, *wrappers) = method_class(name), name.split("+")
+    cls, (name, named, wrappers) = method_class(name), taken_apart(name)
     legal = list(cls.__dataclass_fields__)
     around = [_wrapper_class(wrapper) for wrapper in wrappers]
     outer = {key: value for key, value in settings.items() if any(key in _own(w) for w in around) and key not in legal}
@@ -132,14 +166,14 @@ def make(name: str, **settings: Any) -> Method:
             close = get_close_matches(key, legal, 1)
             hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(legal) or 'none'}"
             raise InputError(f"{name} has no hyper-parameter {key!r}", hint)
-    method: Method = cls(**{**METHODS[name].preset, **settings})
+    method: Method = cls(**{**METHODS[name].preset, **recipes.recipe(name, named).settings, **settings})
     for wrapper in around:
         method = wrapper(method, **{key: value for key, value in outer.items() if key in _own(wrapper)})
     return method
 
 
 def _wrapper_class(name: str) -> Any:
-    return getattr(importlib.import_module("fedapa.methods.wrap"), WRAPPERS[name])
+    return getattr(importlib.import_module("fedapa.methods.wrap"), WRAPPERS[name].name)
 
 
 def _own(wrapper: Any) -> list[str]:

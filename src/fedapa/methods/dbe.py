@@ -10,14 +10,17 @@ Up      omega_i, n_i; in the first round m_i, n_i
 Server  omega <- sum_i n_i omega_i / sum_i n_i over the clients that answered
 
 Deviations:
-- mu = 1 and kappa = 50 are those of the authors' run script. The defaults of their program, and of PFLlib,
-  leave the mean regularisation off (kappa = 0).
+- mu = 1 and kappa = 50 are those of the authors' run script, for features 512 wide. The pull of one feature is
+  kappa / d, so the same kappa pulls six times as hard at d = 84. ``width`` = 512 keeps the pull of one feature:
+  kappa is scaled by d / width. ``width`` = 0 takes kappa as it is. The defaults of the authors' program, and of
+  PFLlib, leave the mean regularisation off (kappa = 0).
 - The authors let all clients take part in the initialisation. Here it is the first round with whoever
   answers, so of T rounds T - 1 train the global model; ``keep_first=True`` keeps the models of that round
   too.
 - The server remembers whom it told the mean (whose first upload after it was accepted); who missed a round is told
   later. A flag of one float in every message says which of the three phases it is.
-- b_i has the rate and the momentum of everything else. ``train_bias=False`` freezes it.
+- b_i has the rate and the momentum of everything else. Momentum starts afresh at every visit; the authors have none.
+  ``train_bias=False`` freezes it.
 - Evaluated: the global omega with the client's own b_i, before local training.
 - Idle clients keep b_i; who missed the first round gets the same mean as all others; who never trained has
   b_i = 0.
@@ -47,6 +50,7 @@ class DBE(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("kappa",)
 
     kappa: float = hyper(50.0, "strength of the mean regularisation", 0.0, source="authors' run script")
+    width: int = hyper(512, "width of the features that kappa is meant for; 0: any", 0, source="authors' CNN")
     mu: float = hyper(1.0, "share of the batch in the running mean", 0.0, 1.0, source="authors' run script")
     train_bias: bool = hyper(True, "train the bias vector; off leaves it at 0")
     keep_first: bool = hyper(False, "keep the models of the initialisation phase", source="paper: discarded")
@@ -75,10 +79,10 @@ class DBE(Method):
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         given = {
             "mean": client["mean"], "ready": (down["phase"] > FINDING).float(),
-            "kappa": torch.tensor(self.kappa), "mu": torch.tensor(self.mu), "b": client["b"],
+            "kappa": torch.tensor(self.pull(task.d)), "mu": torch.tensor(self.mu), "b": client["b"],
         }  # fmt: skip
         params = {k: client[k] for k in ("theta", "phi", "b") if self.train_bias or k != "b"}
-        trained = local.sgd(debiased, params, given=given, carry={"m": torch.zeros(task.d)})
+        trained = local.sgd(debiased, params, given=given, carry={"m": torch.zeros(task.d)}, replaced=True)
         client = {k: trained.get(k, client[k]) for k in client}
         up = upload(task, client, local)
         if down["phase"] > FINDING:
@@ -95,6 +99,10 @@ class DBE(Method):
             "ready": torch.ones(1),
             "told": told,
         }
+
+    def pull(self, d: int) -> float:
+        """Strength of the mean regularisation for features of size d."""
+        return self.kappa * d / self.width if self.width else self.kappa
 
     def limits(self) -> dict[str, Method]:
         return {"fedavg": replace(self, kappa=0.0, train_bias=False, keep_first=True)}

@@ -6,7 +6,8 @@ Client  w_i = E epochs of SGD on F_i from w, as in FedAvg                       
 Up      w_i, n_i; the personal model v_i never leaves
 Server  w <- sum_i n_i w_i / sum_i n_i over the clients that answered
 
-Each model has its own momentum memory; both see the same mini-batches, as in the released code.
+Momentum stays with the personal model, which goes on, and starts afresh for the global one, which was replaced.
+Both see the same mini-batches, as in the released code.
 Deviations:
 - Algorithm 1 and the released code take the plain mean of the updates of clients drawn with probability n_i
   / N; here clients are drawn by the run's plan and weighted by samples.
@@ -56,9 +57,9 @@ class Ditto(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         anchored, calls = pull(task, down["omega"], self.lam), local.calls
-        shared = local.sgd(cross_entropy, task.parts(down["omega"]), memory="global")
+        shared = local.sgd(cross_entropy, task.parts(down["omega"]), replaced=True)
         local.calls = calls  # the same mini-batches again
-        personal = local.sgd(proximal, client, given=anchored, memory="personal")
+        personal = local.sgd(proximal, client, given=anchored)
         return personal, upload(task, shared, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -21,6 +21,8 @@ Deviations:
   receive and W moves when the client takes part.
 - Skipped when w equals w_i (the authors compare one tensor by the sum of its differences, here every
   element).
+- The share s is drawn sample by sample. The authors take a contiguous block of data that were shuffled before.
+- Local training has a new optimiser at every visit (the authors train without momentum).
 - W has no momentum and no weight decay, whatever the run's training settings. Statistics (BatchNorm) come
   from w, and where only the head is mixed they are used as they are, not renewed batch by batch.
 
@@ -83,7 +85,7 @@ class FedALA(Method):
         return {**mix(task, W, given), "W": W, "settled": torch.ones(1)}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")})
+        model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")}, replaced=True)
         return {**client, **model}, upload(task, model, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -25,14 +25,11 @@ Notes:
 - ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
 - ``past`` averages models over visits: theta_i <- past theta_i + (1 - past) upload from the second visit on. Distances,
   rows and mixtures are then those of the averages.
-- ``steady`` averages on the client, outside the loop: the model in use is m_i <- m_i + w ([theta_i; phi_i] - m_i) after
-  every visit, w = max(1 / visits, 1 - steady): the plain mean of its models at first. Messages, training and server
-  stay as they are. A newcomer is shown the mixture as it arrives, because it has no mean yet.
 - ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
 - Evaluated: [theta_bar_i; phi_i], the mixture as it arrives, which held-out data prefer (docs/beyond.md); with
-  ``fine_tune`` [theta_i; phi_i] after local training, as FedAPA. Runs record both. With ``steady`` m_i.
+  ``fine_tune`` [theta_i; phi_i] after local training, as FedAPA. Runs record both.
 """
 
 from __future__ import annotations
@@ -72,13 +69,12 @@ class FedAPAExact(Method):
     share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0)
     keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
     past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
-    steady: float = hyper(0.0, "share of the client's model in use that stays from visit to visit", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
     def evaluated(self) -> When:
-        return "after" if self.fine_tune or self.steady else "before"
+        return "after" if self.fine_tune else "before"
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -89,10 +85,7 @@ class FedAPAExact(Method):
             "gaps": torch.zeros(L, M, M, dtype=torch.float64),
             "heard": torch.zeros(M),  # how often
         }
-        client = {"theta": theta, "phi": phi}
-        if self.steady:
-            client |= {"used_theta": theta, "used_phi": phi, "visits": torch.zeros(1)}
-        return server | self._memory(L, M), client
+        return server | self._memory(L, M), {"theta": theta, "phi": phi}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return self.send_many(task, server, [i])[0]
@@ -108,15 +101,11 @@ class FedAPAExact(Method):
         return [{"theta": whole} for whole in mixed]
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
-        client = {**client, "theta": down["theta"]}
-        if self.steady:
-            client["used_theta"] = torch.where(client["visits"] > 0, client["used_theta"], client["theta"])
-        return client
+        return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        model = local.sgd(cross_entropy, {part: client[part] for part in ("theta", "phi")})
-        used = self._use(client, model) if self.steady else {}
-        return {**model, **used}, {"theta": model["theta"]}
+        client = local.sgd(cross_entropy, client)
+        return client, {"theta": client["theta"]}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
@@ -145,8 +134,7 @@ class FedAPAExact(Method):
         return new
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
-        used = {"theta": client["used_theta"], "phi": client["used_phi"]} if self.steady else client
-        return task.predict(used, x)
+        return task.predict(client, x)
 
     def watch(self, server: Tree) -> Tree:
         A = server["A"].mean(0)
@@ -154,17 +142,7 @@ class FedAPAExact(Method):
         return found | ({"blocks": server["A"]} if self.blocks else {})
 
     def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0, past=0.0, steady=0.0)}
-
-    def _use(self, client: Tree, model: Tree) -> Tree:
-        """The running mean of a client's models after one more visit."""
-        visits = client["visits"] + 1
-        w = (1 / visits).clamp(min=1 - self.steady)
-        return {
-            "used_theta": torch.lerp(client["used_theta"], model["theta"], w),
-            "used_phi": torch.lerp(client["used_phi"], model["phi"], w),
-            "visits": visits,
-        }
+        return {"local": replace(self, rule="fixed", share=1.0, past=0.0)}
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""

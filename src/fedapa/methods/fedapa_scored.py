@@ -34,11 +34,11 @@ from fedapa.core import rows, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local, Pass, stream
+from fedapa.streams import stream
+from fedapa.task.local import Local, Pass
 from fedapa.task.task import Task, cross_entropy
 
 STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
-HELD_OUT = 5  # key of the random stream that holds samples out
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FedAPAScored(Method):
 
     def _parts(self, local: Local) -> tuple[Tensor, Tensor]:
         """Which samples train and which score; the same in every round."""
-        order = torch.from_numpy(stream(local.seed, HELD_OUT, local.client).permutation(local.n))
+        order = torch.from_numpy(stream(local.seed, "held-out", local.client).permutation(local.n))
         size = min(max(1, int(self.holdout * local.n)), local.n - 1)
         return (order[size:], order[:size]) if size > 0 else (order, order)
 

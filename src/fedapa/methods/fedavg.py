@@ -6,6 +6,7 @@ Evaluated: the global model as it arrives (``fedavg``), or the same after the cl
 the fine-tuned baseline). The federation is the same in both; only the model that is used on site differs.
 Deviations: PFLlib also sends the new model to idle clients; here an idle client is only shown what it would receive.
 Buffers of the model (BatchNorm) are part of w and averaged with it, where PFLlib keeps those of the first uploader.
+Clients keep nothing between visits, momentum included, as in the paper.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FedAvg(Method):
         return task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(cross_entropy, client, replaced=True)
         return client, upload(task, client, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -13,9 +13,9 @@ Deviations:
 - The QP runs over the clients that answered this round, as in the authors' code, by an exact active-set
   method (core.simplex) instead of cvxpy. It always has an answer, so the code's fallbacks (eigenvalues <
   0.01 dropped, local head if that fails) have no counterpart. Weights below 1e-3 become zero, as there.
-- lr .1, momentum .5 and weight decay 5e-4 of the head's epoch are the authors'; its optimiser is new at
-  every visit. The extractor's epochs follow the task (authors: E = 5, lr .01 or .02, momentum .5, weight
-  decay 5e-4).
+- lr .1, momentum .5 and weight decay 5e-4 of the head's epoch are the authors'. Both optimisers are new at
+  every visit, as in the authors' code. The extractor's epochs follow the task (authors: E = 5, lr .01 or .02,
+  momentum .5, weight decay 5e-4).
 - A class without a global prototype is pulled to the client's own mean before training; without any global
   prototype (the first round) there is no pull at all. Both as in the authors' code.
 - A class that no client of a round holds keeps its last prototype; the authors' code drops it.
@@ -78,7 +78,7 @@ class FedPAC(Method):
             lr=self.head_lr, momentum=self.head_momentum, weight_decay=self.head_weight_decay, memory=None,
         )  # fmt: skip
         given = phi | self._targets(down, proto.class_means(sums, counts))
-        theta = local.sgd(aligned, {"theta": client["theta"]}, given=given)
+        theta = local.sgd(aligned, {"theta": client["theta"]}, given=given, replaced=True)
         client = {**theta, **phi}
         new = proto.class_sums(local.features(client), local.data.y, task.classes)
         return client, {**client, "sums": new, "counts": counts, "h": h, "V": V}

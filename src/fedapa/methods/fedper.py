@@ -10,6 +10,7 @@ Deviations:
 - The paper's heads may span several layers and start at random per client; here the head is the model's
   last layer (where the model is split) and all start from the same phi. PFLlib does the same.
 - Buffers of the extractor (BatchNorm) ride with theta and are averaged, unless the model keeps them private.
+- Momentum of extractor and head starts afresh at every visit, because the extractor was replaced.
 
 Idle clients keep head and model as they are; never-sampled ones show the current theta under the initial
 head. Missing classes need no care: the head sees only what its client has. First round: everybody starts
@@ -45,7 +46,7 @@ class FedPer(Method):
         return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(cross_entropy, client, replaced=True)
         return client, {"theta": client["theta"], "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

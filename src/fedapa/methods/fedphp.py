@@ -13,9 +13,9 @@ Deviations:
 - Authors' code: lr 0.03, weight decay 1e-5, gradients clipped at norm 100; here the run's common training
   settings.
 - lambda: authors' code uses 0.05 (both R) and 0.1 (mmd); default 0.05. mu: the authors' constant 0.9.
-- Q T is the number of visits that a client expects. A method does not see how clients are drawn, so Q is a
-  setting; at 1 a client that is drawn less often reaches a smaller mu_i than in the paper. The authors
-  round Q T down; we do not.
+- Q T is the number of visits that a client expects; Q is the run's mean share of clients per round unless it is
+  set. The authors round Q T down; we do not.
+- A new optimiser at every visit, as in the authors' code.
 - PFLlib: mmd with 4 fixed bandwidths, lambda 1 (no cross-entropy at all), mu_i by round and 0 by default,
   and it scores w_i. ``used="local"`` scores w_i here too.
 - The bandwidth has a floor of 1e-3, reached only when all features of a batch coincide (one-sample
@@ -53,7 +53,7 @@ class FedPHP(Method):
 
     lam: float = hyper(0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code")
     mu: float = hyper(0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code")
-    Q: float = hyper(1.0, "share of rounds that a client expects to take part in", 0.001, 1.0, source="see docstring")
+    Q: float = hyper(0.0, "share of rounds that a client takes part in; 0: the run's", 0.0, 1.0, source="paper")
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
@@ -72,8 +72,8 @@ class FedPHP(Method):
         teacher = {k: client[k] for k in ("inherited_theta", "inherited_phi")}
         loss = taught_features if self.regulariser == "mmd" else taught_labels
         given = {**teacher, "lam": torch.tensor(self.lam)}
-        model = local.sgd(loss, task.parts(down["omega"]), given=given)
-        mu = self._mu(client["visits"], local.rounds)
+        model = local.sgd(loss, task.parts(down["omega"]), given=given, replaced=True)
+        mu = self._mu(client["visits"], self._share(task) * local.rounds)
         inherited = {f"inherited_{k}": mu * client[f"inherited_{k}"] + (1 - mu) * v for k, v in model.items()}
         return {**model, **inherited, "visits": client["visits"] + 1}, upload(task, model, local)
 
@@ -86,8 +86,11 @@ class FedPHP(Method):
     def limits(self) -> dict[str, Method]:
         return {"fedavg": replace(self, lam=0.0)}
 
-    def _mu(self, visits: Tensor, rounds: int) -> Tensor:
-        return (self.mu * visits / max(self.Q * rounds, 1.0)).clamp(max=self.mu)
+    def _share(self, task: Task) -> float:
+        return self.Q or task.participation
+
+    def _mu(self, visits: Tensor, expected: float) -> Tensor:
+        return (self.mu * visits / max(expected, 1.0)).clamp(max=self.mu)
 
 
 def taught_features(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:

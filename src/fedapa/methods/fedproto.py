@@ -15,8 +15,8 @@ Deviations:
   ``global_prototype`` (the paper; PFLlib), ``own_classes`` (global prototypes of the client's own classes:
   the authors' code), ``own_prototype`` (the client's own prototypes). Whoever has none yet predicts with the
   head.
-- lam = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10 in the paper. The mean is over batch and features; samples
-  whose class has no global prototype add nothing.
+- lam = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10 in the paper; presets of CIFAR say 0.1. The mean is over batch
+  and features; samples whose class has no global prototype add nothing.
 - Prototypes of a class that nobody reported in a round stay (PFLlib forgets them).
 - Messages are dense, C (d + 1) floats in each direction; the paper's count leaves absent classes and counts
   out.

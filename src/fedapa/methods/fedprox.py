@@ -15,6 +15,7 @@ Deviations:
   default is the one of them that leaves two epochs of a CNN room to move. PFLlib's default is 0, which is
   FedAvg.
 - Buffers of the model (BatchNorm) are averaged like weights; the pull does not move them.
+- Momentum starts afresh at every visit: the weights that it belonged to were replaced by what arrived.
 
 First round: the pull starts at 0, because v = w. Idle and never-sampled clients keep nothing and are shown
 the current w. mu = 0 is FedAvg. Evaluated: the global model as it arrives, as for FedAvg; ``fine_tune``
@@ -59,7 +60,7 @@ class FedProx(Method):
         return task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(proximal, client, given=pull(task, down["omega"], self.mu))
+        client = local.sgd(proximal, client, given=pull(task, down["omega"], self.mu), replaced=True)
         return client, upload(task, client, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

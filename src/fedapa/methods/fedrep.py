@@ -10,7 +10,7 @@ Deviations:
   takes the task's epochs, as for every method; ``extractor_epochs=1`` is the paper's. PFLlib has 1 and 1.
 - The paper averages extractors without weights (its clients hold equal shares); its code and ours weigh by
   samples.
-- Both phases use the task's SGD, each with a momentum of its own.
+- Both phases use the task's SGD, each with a new optimiser at every visit, as in the authors' code.
 - Evaluated: [theta; phi_i] as it arrives, as in the authors' code: after the aggregation, before more
   training.
 - Idle clients keep their head and get the extractor of the day when they return; who never trained has the
@@ -54,8 +54,9 @@ class FedRep(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         theta, phi = {"theta": client["theta"]}, {"phi": client["phi"]}
-        phi = local.sgd(cross_entropy, phi, given=theta, epochs=self.head_epochs)
-        theta = local.sgd(cross_entropy, theta, given=phi, epochs=self.extractor_epochs or None)
+        phi = local.sgd(cross_entropy, phi, given=theta, epochs=self.head_epochs, replaced=True)
+        epochs = self.extractor_epochs or None
+        theta = local.sgd(cross_entropy, theta, given=phi, epochs=epochs, replaced=True)
         return {**theta, **phi}, {**theta, "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

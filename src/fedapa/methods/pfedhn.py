@@ -47,10 +47,10 @@ from fedapa.core import hyper as hypernet
 from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, When, hyper
-from fedapa.task.local import Local, stream
+from fedapa.streams import stream
+from fedapa.task.local import Local
 from fedapa.task.task import Task, cross_entropy
 
-HYPERNETWORK = 3  # key of its random stream
 CHUNK = 2048  # rows of the output layer that are updated at a time, to stay in the cache
 
 
@@ -81,7 +81,7 @@ class PFedHN(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         self._refuse_buffers(task)
         theta, phi = task.init(seed)
-        random, sizes = stream(seed, HYPERNETWORK), self._sizes(self.embedding or int(1 + task.clients / 4))
+        random, sizes = stream(seed, "hypernetwork"), self._sizes(self.embedding or int(1 + task.clients / 4))
         P = len(theta) if self.private_head else len(theta) + len(phi)
         weights = {
             "v": hypernet.normal(random, task.clients, sizes[0]),

@@ -20,6 +20,7 @@ Deviations:
   gradient, so what is sent equals the client's own last layer. Messages keep their shape; a wire that left
   these layers out would save their bytes in both directions.
 - Evaluated: omega_bar_i as it arrives.
+- Momentum starts afresh at every visit: the weights that it belonged to were replaced by what arrived.
 - Idle clients: row and hypernetwork stay; their last model goes on being mixed, and who never trained
   contributes the start. In the first round all rows are equal: everybody gets the start and no hypernetwork
   moves.
@@ -39,10 +40,10 @@ from torch import Tensor
 from fedapa.core import hyper as hypernet
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local, stream
+from fedapa.streams import stream
+from fedapa.task.local import Local
 from fedapa.task.task import Task, cross_entropy
 
-HYPERNETWORK = 3  # key of its random stream
 Pieces = list[tuple[slice, int]]  # which part of omega belongs to which layer
 
 
@@ -60,7 +61,7 @@ class PFedLA(Method):
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
-        random, sizes = stream(seed, HYPERNETWORK), self._sizes(task)
+        random, sizes = stream(seed, "hypernetwork"), self._sizes(task)
         psi = torch.stack([self._hypernetwork(sizes, random) for _ in range(task.clients)])
         server = {"omega": task.join(theta, phi).repeat(task.clients, 1), "psi": psi}
         return server, {"theta": theta, "phi": phi}
@@ -76,7 +77,7 @@ class PFedLA(Method):
         return task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(cross_entropy, client, replaced=True)
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

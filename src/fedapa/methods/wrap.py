@@ -1,4 +1,4 @@
-"""Privacy and bandwidth as wrappers: any method with its uploads made smaller, or clipped and noised.
+"""Wrappers around any method: uploads made smaller, or clipped and noised; a running mean as the model in use.
 
 A wrapper codes what a client sends and decodes it before the server learns; the method inside knows nothing of it.
 Where the server sent a tensor of the same name and shape, the change against it is coded, which is much smaller than
@@ -15,6 +15,9 @@ noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` 
            sent no change. It does not protect the number of train rows, that the client takes part, what the model on
            site says of its own rows, or a single row better than the whole. Sampling of clients counts for nothing,
            since the server knows who took part. Models are the worse for the noise.
+ema        the model in use is the running mean of the client's own models after training: m <- m + w (model - m) after
+           every visit, w = max(1 / visits, 1 - decay), which is the plain mean at first. Uploads, training and server
+           stay as they are. A client that never trained is shown what arrives, because it has no mean yet.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from fedapa.methods.method import Method, Schedule, When, hyper
 from fedapa.task.local import Local
 from fedapa.task.task import Task
 
+MEAN, VISITS = "mean/", "mean_visits"  # of +ema, in a client's state
 SMALL = 16  # tensors of fewer numbers travel as they are: coding them would save nothing
 
 
@@ -214,6 +218,57 @@ class Noised(Wrapped):
         clipped = f"Uploads are clipped to norm {self.norm:g} and carry noise of {self.noise:g} norms: {spent}"
         what = "for the site's whole contribution to its uploads; number of rows and the model on site are not covered"
         return [*super().promises(rounds), f"{clipped}, {what}."]
+
+
+@dataclass(frozen=True)
+class Ema(Wrapped):
+    """The model in use is the running mean of the client's own models; the federation inside is not changed."""
+
+    decay: float = hyper(0.9, "share of the mean that stays from visit to visit", 0.0, 0.999)
+
+    @property
+    def evaluated(self) -> When:
+        return "after"
+
+    def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
+        return up
+
+    def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
+        server, client = self.inner.init(task, seed)
+        return server, {**client, **_as_mean(client), VISITS: torch.zeros(1)}
+
+    def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        inner = self.inner.receive(task, _own(client), down, local)
+        begun = client[VISITS] > 0
+        mean = {name: torch.where(begun, client[name], leaf) for name, leaf in _as_mean(inner).items()}
+        return {**inner, **mean, VISITS: client[VISITS]}
+
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        inner, up = self.inner.train(task, _own(client), down, local)
+        visits = client[VISITS] + 1
+        weight = (1 / visits).clamp(min=1 - self.decay)
+        mean = {name: _moved(client[name], leaf, weight) for name, leaf in _as_mean(inner).items()}
+        return {**inner, **mean, VISITS: visits}, up
+
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        mean = {name.removeprefix(MEAN): leaf for name, leaf in client.items() if name.startswith(MEAN)}
+        return self.inner.predict(task, mean, x)
+
+
+def _as_mean(client: Tree) -> Tree:
+    """A client's state under the names that its running mean has."""
+    return {f"{MEAN}{name}": leaf for name, leaf in client.items()}
+
+
+def _own(client: Tree) -> Tree:
+    """The state of the method inside."""
+    return {name: leaf for name, leaf in client.items() if not name.startswith(MEAN) and name != VISITS}
+
+
+def _moved(mean: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
+    """The mean with one more model in it; whole numbers, and tensors whose shape changed, are taken as they are."""
+    same = leaf.is_floating_point() and mean.shape == leaf.shape
+    return torch.lerp(mean, leaf, weight.to(leaf.dtype)) if same else leaf
 
 
 # ------------------------------------------------------------------------------------------------------- coding

@@ -20,6 +20,7 @@ from fedapa.methods.method import Method
 from fedapa.run.cohort import cohorts, play_together
 from fedapa.run.evaluate import Score, score
 from fedapa.run.gate import Newcomer
+from fedapa.streams import torch_seed
 from fedapa.task.local import Engine, Local, Plain
 from fedapa.task.task import Task
 
@@ -105,7 +106,7 @@ def visit(
 def reseed(task: Task, seed: int, request: Request) -> None:
     """Dropout draws from torch's one global generator: every visit sets it, whoever came before."""
     if task.model.stochastic:
-        torch.manual_seed(hash((seed, request.round, request.client)) % 2**63)
+        torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
 
 
 class InProcess:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedapa.config.experiment import load_own, single
-from fedapa.config.load import settings_of
+from fedapa.config.load import settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated
@@ -42,7 +42,7 @@ def dry_run(
     own = load_own(config, seed)
     i = _place(own.data, site)
     client = own.data.clients[i]
-    training = Training(**config.training.model_dump())
+    training = Training(**training_of(config, method))
     task = make_task(own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers)
     base, settings = settings_of(single(config, method, seed), method)
     exchanges = _messages(make(base, **settings), task, client, i, seed)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
+from fedapa.streams import stream, torch_seed
 from fedapa.task.task import Batch, Task, cross_entropy, proximal
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
@@ -90,11 +91,6 @@ class Plain:
         return time.perf_counter()
 
 
-def stream(seed: int, *key: int) -> np.random.Generator:
-    """A random stream of its own for every key, whatever runs before, after or beside it."""
-    return np.random.default_rng([seed, *key])
-
-
 @dataclass
 class Local:
     """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the state."""
@@ -123,7 +119,7 @@ class Local:
 
     def fresh(self) -> tuple[Tensor, Tensor]:
         """theta and phi of this client's own random start."""
-        return self.task.init(int(stream(self.seed, 2, self.client).integers(2**31)))
+        return self.task.init(own_start(self.seed, self.client))
 
     def counts(self) -> Tensor:
         """[C] how many samples of every class."""
@@ -134,10 +130,10 @@ class Local:
         return self.engine.outputs(Pass(Task.features, self.task, dict(params), self.data.x))
 
     def part(self, fraction: float) -> Local:
-        """The same toolbox on a random contiguous share of the data (at least one sample)."""
+        """The same toolbox on a random share of the samples (at least one), in their order."""
         size = max(1, int(fraction * self.n))
-        start = int(self.random().integers(self.n - size + 1))
-        piece = Split(self.data.x[start : start + size], self.data.y[start : start + size])
+        index = torch.from_numpy(np.sort(self.random().choice(self.n, size, replace=False)))
+        piece = Split(self.data.x[index], self.data.y[index])
         return replace(self, data=piece, calls=self.calls + 1000)
 
     @contextmanager
@@ -182,14 +178,17 @@ class Local:
         clip_norm: float | None = None,
         project: Project | None = None,
         memory: str | None = "main",
+        replaced: bool = False,
     ) -> Tree:
         """Minimise ``loss(task, params, batch, given)`` over ``params`` by SGD; returns params and carry as one tree.
 
         ``given`` are constants of the loss. A ``carry`` is state that the loss threads from batch to batch: it is seen
         in ``given`` and the loss returns (value, new carry). ``steps`` draws that many batches instead of epochs.
-        ``project`` is applied after every step. Momentum lives under the name ``memory`` from visit to visit (if the
-        task keeps it); None starts afresh.
+        ``project`` is applied after every step. Momentum lives under the name ``memory`` from visit to visit; None
+        starts afresh. So does ``replaced``, which says that ``params`` were just overwritten by what arrived, unless
+        ``training.keep_momentum`` decides for all.
         """
+        memory = memory if self._keeps(replaced) else None
         training = self.task.training
         self.calls += 1
         done = self.engine.train(
@@ -199,14 +198,14 @@ class Local:
                 _per_name(training.lr if lr is None else lr, params),
                 training.momentum if momentum is None else momentum,
                 training.weight_decay if weight_decay is None else weight_decay,
-                clip_norm, project,
+                clip_norm or training.clip_norm or None, project,
             )
         )  # fmt: skip
         self._remember(memory, done.velocity)
         return done.params
 
     def _stream(self, call: int) -> np.random.Generator:
-        return stream(self.seed, 1, self.round, self.client, call)
+        return stream(self.seed, "visit", self.round, self.client, call)
 
     def _indices(self, call: int, epochs: int | None, steps: int | None) -> Iterator[Tensor]:
         random = self._stream(call)
@@ -218,15 +217,22 @@ class Local:
             yield torch.from_numpy(random.choice(self.n, size, replace=False))
 
     def _recall(self, memory: str | None, params: Tree) -> Tree:
-        kept = {k: self.memory.get(f"{memory}/{k}") for k in params} if self._keeps(memory) else {}
+        kept = {} if memory is None else {k: self.memory.get(f"{memory}/{k}") for k in params}
         return {k: torch.zeros_like(v) if (was := kept.get(k)) is None else _as_long(was, v) for k, v in params.items()}
 
     def _remember(self, memory: str | None, velocity: Tree) -> None:
-        if self._keeps(memory):
+        if memory is not None:
             self.memory = {**self.memory, **{f"{memory}/{k}": v for k, v in velocity.items()}}
 
-    def _keeps(self, memory: str | None) -> bool:
-        return memory is not None and self.task.training.keep_momentum
+    def _keeps(self, replaced: bool) -> bool:
+        """Momentum belongs to weights: by default it stays with those that the client itself goes on with."""
+        keep = self.task.training.keep_momentum
+        return not replaced if keep == "auto" else keep
+
+
+def own_start(seed: int, client: int) -> int:
+    """Seed of a client's own random start, which the server can compute too."""
+    return torch_seed(seed, "start", client)
 
 
 def _as_long(velocity: Tensor, param: Tensor) -> Tensor:

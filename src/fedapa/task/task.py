@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,9 @@ class Training:
     batch: int = 64
     epochs: int = 2
     weight_decay: float = 0.0
+    clip_norm: float = 0.0  # largest norm of a gradient; 0: any
     drop_last: bool = True
-    keep_momentum: bool = True  # the released code keeps one optimiser per client for the whole run
+    keep_momentum: bool | Literal["auto"] = "auto"  # from visit to visit; auto: where the weights go on, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Task:
     sizes: Tensor  # [M] training samples of every client, declared at enrolment
     training: Training = field(default_factory=Training)
     rounds: int = 50
+    participation: float = 1.0  # mean share of the clients that take part in a round
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
