@@ -1,7 +1,8 @@
 """Keep the finished runs of every experiment as experiments/results/NAME.json: python experiments/collect.py runs/paper
 
 A folder may hold the runs of several experiments; each takes those that its file names. One line per run; what failed
-is named with the reason and how far it came.
+is named with the reason and how far it came. New runs are merged into the file: a run replaces the one of its scenario,
+method and seed, and those of its scenario and method that were made under an older numerics version or another config.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.config.grid import load_scenarios
-from fedapa.run import ledger, results
+from fedapa.run import collected, ledger, results
 
 HERE = Path(__file__).parent
 
@@ -26,17 +27,24 @@ def wanted(experiment: Path) -> set[tuple[str, str, int]]:
     }
 
 
-def collect(folder: Path, experiment: Path) -> Path | None:
+def collect(folder: Path, experiment: Path, kept: Path = HERE / "results") -> Path | None:
     names = wanted(experiment)
     mine = [run for run in results.load(folder) if (run.scenario, run.label, run.seed) in names]
-    mine.sort(key=lambda run: (run.scenario, run.label, run.seed))
     finished = [run for run in mine if run.status == "finished"]
     if not finished:
         return None
-    path = HERE / "results" / f"{experiment.stem}.json"
+    path = kept / f"{experiment.stem}.json"
     path.parent.mkdir(exist_ok=True)
+    rows = collected.merged(earlier(path, "runs", names), results.as_dicts(finished))
     failed = [failure(run) for run in mine if run.status == "failed"]
-    return results.write_file(path, results.as_dicts(finished), failed)
+    failed = collected.merged_failures(earlier(path, "failed", names), failed, rows)
+    return results.write_file(path, rows, failed)
+
+
+def earlier(path: Path, part: str, names: set[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """What was collected before and the experiment still names."""
+    rows = collected.read(path, part) if path.is_file() else []
+    return [row for row in rows if (row["scenario"], row["label"], row["seed"]) in names]
 
 
 def failure(run: results.RunResult) -> dict[str, Any]:

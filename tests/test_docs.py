@@ -13,6 +13,14 @@ def test_methods_page_is_current() -> None:
     assert current == load_maker("make_methods").page(), "run: python docs/make_methods.py"
 
 
+def test_nothing_is_promised_that_the_tables_do_not_show() -> None:
+    from fedapa.cli import group
+
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml")]
+    for text in (*pages, group.help or ""):
+        assert not re.search(r"\bproven\b|\bbeats\b|better than the shared one and", text)
+
+
 def test_every_module_is_on_the_file_map() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     folders = [p for p in (ROOT / "src" / "fedapa").iterdir() if p.is_dir() and (p / "__init__.py").exists()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from fedapa.methods.method import Method, Schedule
 from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.folder import make_folder
 from fedapa.run.loop import Plan
+from fedapa.run.provenance import digest
 from fedapa.run.simulate import Progress, Result, make_task, simulate
 from fedapa.task.models import HEAD, Buffers
-from fedapa.task.task import Training
+from fedapa.task.task import Task, Training
 
 
 def load(
@@ -80,7 +82,14 @@ def fit(
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
     meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name}
+    meta["config"] = _config_hash(chosen, task, plan)
     return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=progress)
+
+
+def _config_hash(method: Method, task: Task, plan: Plan) -> str:
+    """Of all that ``fit`` was told, but for the seed."""
+    told = (method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head)
+    return digest({str(k): repr(part) for k, part in enumerate(told)})
 
 
 def _label(method: Method) -> str:

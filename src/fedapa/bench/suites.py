@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedapa.bench import numerics, scale, server, start, training, whole
@@ -14,6 +12,7 @@ from fedapa.bench.measure import Row
 from fedapa.errors import InputError
 from fedapa.native import available
 from fedapa.run.folder import environment
+from fedapa.run.provenance import processor_name
 
 SUITES: dict[str, Callable[[How], list[Row]]] = {
     "train": training.training,
@@ -53,14 +52,7 @@ def machine() -> dict[str, Any]:
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     return {
         **{key: found[key] for key in keep},
-        "processor": processor(),
+        "processor": processor_name(),
         "native": available()[1],
         "load before": load,
     }
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -68,7 +68,7 @@ class Lazy(click.Group):
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="fedapa")
 def group() -> None:
-    """Personalized federated learning: one model per client, better than the shared one and than training alone.
+    """Personalized federated learning: one model per client, compared with a shared one and with training alone.
 
     Start with `fedapa demo`. Exit codes: 0 ok, 1 the run failed, 2 bad input, 3 interrupted but resumable.
     """

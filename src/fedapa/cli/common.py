@@ -179,6 +179,8 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
         ui.say(f"left out {path.name}: {why}")
     if rival not in {run.label for run in runs} and rival != "local":
         raise InputError(f"there is no run of {rival!r} in {out}", "--against names a method that was run")
+    if versions := results.mixed(runs):
+        ui.say(f"note: {versions}")
     rows = results.table(runs, rival)
     ranks = results.ranks(rows)
     if form == "json":
@@ -206,6 +208,15 @@ def print_clients(out: Path, form: str, rival: str = "local") -> None:
         raise InputError("there is no LaTeX table of clients", "choose --format csv or json")
     else:
         ui.show(rows, form)
+
+
+def made_with(out: Path) -> str:
+    """Code, engine and processor behind some runs, each named once; --format json has them run by run."""
+    from fedapa.run import results
+
+    runs, parts = results.survey(out).runs, ("commit", "engine", "processor")
+    found = {part: dict.fromkeys(str(getattr(run.provenance, part)) for run in runs) for part in parts}
+    return "; ".join(f"{part} {' and '.join(values)}" for part, values in found.items())
 
 
 def _show_ranks(ranks: Any) -> None:

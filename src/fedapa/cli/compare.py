@@ -22,7 +22,7 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test over all clients and
     allocations. KiB is what one client receives and sends in one round. With several scenarios, methods that are in all
     of them are ranked and Friedman's test tells whether the ranks could be chance. --format json adds confidence
-    intervals and every client.
+    intervals, every client, and the commit, engine, processor and config hash of every run.
 
     Where clients lie ([attack]), gains are over the honest ones; honest % is their mean accuracy, "by attack" what that
     is above the same clients' in a run of FOLDER without liars, and then the weight that their mixtures give to liars.
@@ -30,4 +30,7 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     from fedapa.cli import common
 
     show = common.print_clients if clients else common.print_comparison
-    show(folder or common.newest_out(), form, against)
+    folder = folder or common.newest_out()
+    show(folder, form, against)
+    if form == "table":
+        ui.say(f"made with {common.made_with(folder)}")

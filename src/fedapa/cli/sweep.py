@@ -15,13 +15,21 @@ from fedapa.cli import ui
 @click.argument("configs", metavar="CONFIG...", nargs=-1, required=True)
 @ui.config_options
 @click.option("--only", default="*", metavar="PATTERN", help="Only runs whose SCENARIO/METHOD-seedN matches it.")
+@click.option(
+    "--skip-collected",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Leave out runs that a file of results has; may be given again.",
+)
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @click.option("--dry-run", is_flag=True, help="List the runs and what they will take, and stop.")
 @ui.comparison_option
 def command(
     configs: tuple[str, ...], methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    only: str, jobs: int | None, out: Path | None, dry_run: bool, form: str,
+    only: str, files: tuple[Path, ...], jobs: int | None, out: Path | None, dry_run: bool, form: str,
 ) -> None:  # fmt: skip
     """Run every scenario, method and seed of the CONFIGs, several at a time, each on one core, longest first.
 
@@ -29,6 +37,9 @@ def command(
     in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/sweep.db and OUT/results.json. The same command again
     goes on where a killed sweep stopped, and so does `fedapa resume OUT`; finished runs are never repeated, failed ones
     do not stop the others, and several sweeps may work in one folder.
+
+    A run is collected if a FILE has one of the same scenario, method, seed, config hash, allocation and numerics
+    version: long experiments go on from committed results on another machine.
     """
     from fedapa.cli import common
     from fedapa.config.grid import load_scenarios
@@ -37,12 +48,17 @@ def command(
     extra = common.changes_of(methods, seeds, changes, data_dir)
     scenarios = common.merged([load_scenarios(config, extra) for config in configs])
     out = out or common.default_out(configs[0])
+    skip = sweep.collected_runs(scenarios, files, only) if files else set()
     if dry_run:
-        ui.show(sweep.outlook(scenarios, out, only), "json" if form == "json" else "table")
+        ui.show(sweep.outlook(scenarios, out, only, skip), "json" if form == "json" else "table")
         return
     common.check_writable(out)
     common.check_data(sweep.chosen(scenarios, only))
-    run_all(sweep.lay_out_all(scenarios, out, only), out, jobs, form)
+    paths = sweep.lay_out_all(scenarios, out, only, skip)
+    if skip:
+        ui.say(f"skipped {len(skip)} collected runs; {len(paths)} are left")
+    if paths:
+        run_all(paths, out, jobs, form)
 
 
 def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:

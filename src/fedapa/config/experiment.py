@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.schema import Config
@@ -21,11 +21,19 @@ from fedapa.methods.attack import FACTORS, Attack, attacked, attackers
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.run import folder as folders
+from fedapa.run import provenance
 from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.guard import Limits
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import Progress, Result, make_task, simulate
 from fedapa.task.task import Task, Training
+
+# Keys without a say in the numbers; the engine has one in the last digits, and a run says which it was.
+ASIDE = {
+    "data": ("data_dir",),
+    "sites": ("schema_file",),
+    "run": ("workers", "engine", "checkpoint_every", "mmap_above_mb"),
+}
 
 
 class Parts(NamedTuple):
@@ -83,6 +91,32 @@ def read_config(folder: Path) -> Config:
     return config
 
 
+def config_hash(config: Config) -> str:
+    """Of all that changes the numbers of a single-method config, but for its seed: allocations share it."""
+    return provenance.digest(what_counts(config))
+
+
+def what_counts(config: Config) -> dict[str, Any]:
+    """Settings with their defaults, the method with its own. Where files lie, and what runs it, does not count.
+
+    Of files only the names are here: their content is in the fingerprint of the allocation.
+    """
+    base, settings = settings_of(config, config.methods[0])
+    found = config.model_dump(mode="json", include={"data", "sites", "model", "training", "run", "attack"})
+    found = {name: _without(table, ASIDE.get(name, ())) for name, table in found.items() if table is not None}
+    if "sites" in found:
+        del found["data"]
+        found["sites"]["files"] = sorted(found["sites"]["files"])
+    elif config.data.partition.endswith(".npz"):
+        found["data"]["partition"] = Path(config.data.partition).name
+    limits = {} if config.attack is None else {"max_growth": config.federation.max_growth}
+    return {**found, **limits, "method": repr(make(base, **settings))}
+
+
+def _without(table: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in names}
+
+
 def unfinished(runs: list[Path]) -> list[Path]:
     return [run for run in runs if folders.status(run) != "finished"]
 
@@ -127,6 +161,7 @@ def execute(
         "evaluated": parts.method.evaluated,
         "partition": parts.data.fingerprint,
         "source": parts.data.name,
+        "config": config_hash(config),
     }
     if (attack := attack_of(config, parts.task.clients, config.seeds[0])) is not None:
         meta["attack"] = json.dumps(attack._asdict())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fedapa.config.experiment import read_config
+from fedapa.config.experiment import config_hash, read_config
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
 from fedapa.flower import arrivals
@@ -74,6 +74,7 @@ def play_over(
         "evaluated": method.evaluated,
         "partition": hashlib.sha256("".join(found.fingerprint for found in described).encode()).hexdigest()[:16],
         "source": config.data.source,
+        "config": config_hash(config),
         "federation": terms.run,
     }
     rows = [arrivals.newcomer(found).row(i) for i, found in enumerate(described)]

@@ -461,7 +461,9 @@ def _run_row(run: Run) -> dict[str, Any]:
         "status": "running or cut off" if result.status == "running" else result.status,
         "rounds": f"{result.rounds_done}/{result.rounds}",
         "seconds": _duration(result.seconds),
-        "engine": run.about.get("engine", NONE),
+        "engine": result.provenance.engine,
+        "commit": result.provenance.commit,
+        "config": result.provenance.config,
         "reason": run.about.get("reason", ""),
     }
 
@@ -473,11 +475,16 @@ def _versions(runs: Iterable[Run]) -> list[tuple[str, str]]:
         env = dict(run.environment)
         dates = str(env.pop("date", ""))[:10]
         packages = env.pop("packages", {})
-        told = {"date": dates, **env, **(packages if isinstance(packages, dict) else {})}
+        told = {"date": dates, **env, **(packages if isinstance(packages, dict) else {}), **_code(run)}
         for key, value in told.items():
             if value != "":
                 found.setdefault(key, {})[str(value)] = None
     return [(key, ", ".join(sorted(values))) for key, values in found.items()]
+
+
+def _code(run: Run) -> dict[str, Any]:
+    found = run.result.provenance
+    return {"commit": found.commit, "processor": found.processor, "numerics version": found.numerics}
 
 
 def _citations(runs: Iterable[Run]) -> list[tuple[str, str, str]]:

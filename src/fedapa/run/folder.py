@@ -7,24 +7,25 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
-from fedapa.run import checkpoint, ledger
+from fedapa.run import checkpoint, ledger, provenance
 from fedapa.run.checkpoint import Checkpoint
 from fedapa.run.files import make_folder as make_folder
 from fedapa.run.files import sweep, write_json
 from fedapa.run.loop import RoundLog, State, is_donated
 from fedapa.run.room import Room
 from fedapa.run.transport import Transport
+from fedapa.version import NUMERICS
 
 CONFIG = "config.toml"
+MAY_CHANGE = ("status", "config")  # the hash of a config grows with its keys; what counts in it is compared in words
 ClientRow = tuple[int, str, int, int, int, str]  # number, name, train, test and validation samples, labels
 PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
@@ -114,8 +115,18 @@ class RunFolder:
         found = checkpoint.newest(self.folder / "checkpoints")
         return 0 if found is None else found.state.round
 
-    def begin(self, transport: Transport, state: State, clients: list[ClientRow], meta: dict[str, str]) -> State:
-        """Describe the run and go on from its last checkpoint, if there is one."""
+    def begin(
+        self,
+        transport: Transport,
+        state: State,
+        clients: list[ClientRow],
+        meta: dict[str, str],
+        session: Mapping[str, str] | None = None,
+    ) -> State:
+        """Describe the run and go on from its last checkpoint, if there is one.
+
+        ``meta`` must not change between sessions of a run; ``session`` says where this one's numbers come from.
+        """
         self._transport = transport
         self._check_same(meta)
         for place in (self.folder, self.folder / "checkpoints"):
@@ -128,7 +139,7 @@ class RunFolder:
             transport.restore(found.records)
             state = found.state
         self.ledger.forget_from(state.round)
-        self.ledger.describe(meta, clients)
+        self.ledger.describe({**meta, **provenance.over_sessions(self.ledger.meta(), session or {})}, clients)
         self._note_session(state.round)
         return state
 
@@ -168,8 +179,15 @@ class RunFolder:
 
     def _check_same(self, meta: dict[str, str]) -> None:
         """A folder goes on with the run that it holds, and with no other."""
-        for key, was in self.ledger.meta().items():
-            if key != "status" and meta.get(key, was) != was:
+        kept = self.ledger.meta()
+        if kept and (began := provenance.numerics(kept)) != NUMERICS:
+            code = provenance.read(kept)
+            raise InputError(
+                f"{self.folder} was begun under numerics version {began}; this is version {NUMERICS}, of other numbers",
+                f"run it again in a new folder, or finish it with fedapa {code.version}, commit {code.commit}",
+            )
+        for key, was in kept.items():
+            if key not in MAY_CHANGE and meta.get(key, was) != was:
                 raise InputError(
                     f"{self.folder} holds another run: its {key} is {was}, not {meta[key]}",
                     "choose another folder, or go on with what that run was started with",
@@ -206,15 +224,8 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: provenance.package_version(name) for name in PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def client_rows(data: Federated) -> list[ClientRow]:

@@ -328,6 +328,8 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
             f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
         )
         yield f"Not finished, shown as far as they are: {names}."
+    if versions := results.mixed([run.result for run in runs]):
+        yield f"{versions[0].upper()}{versions[1:]}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
     if broken:
         yield f"Accuracies that are not finite are left out: {', '.join(broken)}."

@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS
-from fedapa.run import ledger, statistics
+from fedapa.run import ledger, provenance, statistics
 from fedapa.run.evaluate import Counts, Summary
 from fedapa.run.folder import runs_under
+from fedapa.run.provenance import Provenance
 
 Percent = npt.NDArray[np.float64]
 LOCAL = "local"  # the rival of all: training alone
-LATER = ("attackers", "attacker_weight")  # older files of results do not have them
+LATER = ("attackers", "attacker_weight", "provenance")  # older files of results do not have them
 TAIL = 5  # rounds in the mean of the last rounds
 
 
@@ -55,6 +56,7 @@ class RunResult:
     partition: str
     attackers: tuple[int, ...] = ()  # the clients that lie
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
+    provenance: Provenance = Provenance()
 
     @property
     def honest(self) -> npt.NDArray[np.bool_]:
@@ -122,7 +124,7 @@ def read(folder: Path, scenario: str = "") -> RunResult | None:
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
             about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,
-            counts, about["partition"], liars, _weight_on(liars, db, len(counts)),
+            counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
         )  # fmt: skip
 
 
@@ -151,6 +153,7 @@ def _phase(db: Any, name: str) -> Phase | None:
 def side_by_side(run: RunResult, runs: Sequence[RunResult], rival: str) -> tuple[Percent, Percent] | None:
     """Every client's accuracy with this method and the rival, on the same allocation; None without such a run."""
     same = [o for o in runs if (o.label, o.seed, o.partition) == (rival, run.seed, run.partition)]
+    same = [other for other in same if other.provenance.numerics == run.provenance.numerics]
     at_home = [other for other in same if other.scenario == run.scenario]
     return (_percent(run), _percent((at_home or same)[0])) if same else None
 
@@ -211,6 +214,7 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival
         "seeds": len(mine),
         "rounds": f"{min(r.rounds_done for r in mine)}/{mine[0].rounds}",
         "evaluated": mine[0].evaluated,
+        "numerics": " and ".join(map(str, sorted({run.provenance.numerics for run in mine}))),
     }
     for name in ("before", "after"):
         phases = [getattr(run, name) for run in mine]
@@ -254,11 +258,19 @@ def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str,
 
 def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
     """Mean accuracy of the honest clients, minus that of the same clients where nobody lies."""
-    same = (run.label, run.seed, run.partition, run.rounds)
     for other in runs:
-        if (other.label, other.seed, other.partition, other.rounds) == same and not other.attackers:
+        if _setting(other) == _setting(run) and not other.attackers:
             return float((_percent(run) - _percent(other))[run.honest].mean())
     return None
+
+
+def _setting(run: RunResult) -> tuple[Any, ...]:
+    return run.label, run.seed, run.partition, run.rounds, run.provenance.numerics
+
+
+def mixed(runs: Sequence[RunResult]) -> str:
+    """A note where runs of different numerics versions come together; else empty."""
+    return provenance.by_numerics((run.label, run.provenance.numerics) for run in runs)
 
 
 def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
@@ -290,7 +302,8 @@ def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
 def _from_dict(row: dict[str, Any]) -> RunResult:
     phases = {name: _phase_of(row[name]) for name in ("before", "after")}
     known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in LATER}
-    later = {name: tuple(row.get(name, ())) for name in LATER}
+    later: dict[str, Any] = {name: tuple(row.get(name, ())) for name in ("attackers", "attacker_weight")}
+    later["provenance"] = provenance.from_dict(row.get("provenance", {}))
     counts = np.array(row["counts"], dtype=np.int64)
     return RunResult(**{**known, **later, **phases, "folder": Path(row["folder"]), "counts": counts})
 

@@ -13,8 +13,8 @@ from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
-from fedapa.run import loop
-from fedapa.run.engines import Engine, with_engine
+from fedapa.run import loop, provenance
+from fedapa.run.engines import Engine, one_thread, with_engine
 from fedapa.run.evaluate import Summary, summarise
 from fedapa.run.folder import ClientRow, RunFolder, client_rows
 from fedapa.run.gate import Gate
@@ -24,6 +24,7 @@ from fedapa.run.room import MAP_ABOVE_MB, Room
 from fedapa.run.transport import InProcess, Record, Transport
 from fedapa.task.models import HEAD, Buffers, build_model
 from fedapa.task.task import Task, Training
+from fedapa.version import NUMERICS
 
 Progress = Callable[[RoundLog], None]
 
@@ -71,6 +72,7 @@ class Result:
         return [summarise(counts[:, 0], counts[:, 1]) for counts in found if counts is not None]
 
 
+@one_thread()  # parallel over clients, never inside one: intra-op threads fight each other
 def simulate(
     method: Method,
     task: Task,
@@ -90,7 +92,6 @@ def simulate(
     With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
     With a ``gate``, ``task`` has the clients that begin, and ``data`` also those that join later.
     """
-    torch.set_num_threads(1)  # parallel over clients, never inside one: intra-op threads fight each other
     begin = loop.start(method, task, plan.seed)
     transport = InProcess(method, task, data, plan.seed, begin[1], workers)
     like = loop.Expected(method, task, data.clients[0].train.x[0], limits)
@@ -100,6 +101,7 @@ def simulate(
     )
 
 
+@one_thread()
 def play(
     method: Method,
     task: Task,
@@ -116,7 +118,6 @@ def play(
     gate: Gate | None = None,
 ) -> Result:
     """The loop over any transport, with or without a folder that keeps all of it; ``gate`` says who comes and goes."""
-    torch.set_num_threads(1)
     state, client = begin
     logs: list[RoundLog] = []
     room = Room(mmap_above_mb * 2**20, folder)
@@ -130,7 +131,7 @@ def play(
             clients = [*clients, newcomer.row(len(clients))]
             larger = task.with_client(newcomer.name, newcomer.train)
             task, like = loop.seat(method, larger, transport, plan.seed, like, newcomer)
-        state = keeper.begin(transport, state, clients, about)
+        state = keeper.begin(transport, state, clients, about, provenance.current(task))
         logs += keeper.earlier()
         state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room, gate)
         keeper.finish()
@@ -152,7 +153,7 @@ def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
 def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
     """What must not change between two sessions of one run, or its numbers mean nothing."""
     settings = {"method": repr(method), "training": repr(task.training), "plan": repr(plan)}
-    return {**settings, "start": digest(client)[:16], "engine": task.engine}
+    return {**settings, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
 
 
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:

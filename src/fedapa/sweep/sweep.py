@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from fedapa.config.experiment import lay_out, read_config, run_names
+from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single
 from fedapa.config.schema import Config
 from fedapa.errors import InputError, RunError
-from fedapa.run import results
+from fedapa.run import collected, results
 from fedapa.run.folder import in_use, rounds_done, status
 from fedapa.sweep import cost, pool
 from fedapa.sweep.store import NAME, Planned, Store
+from fedapa.version import NUMERICS
 
 RESULTS = "results.json"
 Tell = Callable[["Progress"], None]
@@ -45,7 +46,23 @@ def is_sweep(folder: Path) -> bool:
 Scenarios = Sequence[tuple[str, Config]]  # by name; a name may come twice, with other methods
 
 
-def outlook(scenarios: Scenarios, out: Path, only: str = "*") -> list[dict[str, Any]]:
+def collected_runs(scenarios: Scenarios, files: Sequence[Path], only: str = "*") -> set[str]:
+    """SCENARIO/METHOD-seedN of the runs that files of results hold already: same config, numerics and allocation."""
+    known = collected.keys(files)
+    there = {(one.scenario, one.label, one.seed) for one in known}
+    found = set()
+    for scenario, config in scenarios:
+        for name, (method, seed) in run_names(config).items():
+            path = str(Path(scenario) / name)
+            if fnmatch(path, only) and (scenario, method, seed) in there:
+                own = config_hash(single(config, method, seed))
+                partition = load_data(config, seed).fingerprint
+                if collected.Key(scenario, method, seed, own, NUMERICS, partition) in known:
+                    found.add(path)
+    return found
+
+
+def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[dict[str, Any]]:
     """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
     guesses = {
         str(Path(scenario) / name): (cost.Kind(scenario, method), cost.guess(config, method))
@@ -54,7 +71,7 @@ def outlook(scenarios: Scenarios, out: Path, only: str = "*") -> list[dict[str, 
         if fnmatch(str(Path(scenario) / name), only)
     }
     seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
-    states = {name: status(out / name) for name in guesses}
+    states = {name: "collected" if name in skip else status(out / name) for name in guesses}
     lies = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
     rows = [{"run": name, "state": states[name], "minutes": seconds[name] / 60} for name in guesses]
     if not lies:
@@ -62,10 +79,10 @@ def outlook(scenarios: Scenarios, out: Path, only: str = "*") -> list[dict[str, 
     return [{**row, "lies": lies.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
 
 
-def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*") -> list[Path]:
-    """The run folders of all scenarios whose SCENARIO/METHOD-seedN matches ``only``."""
-    paths = [path for name, config in scenarios for path in lay_out(config, out / name, _wanted(only, name))]
-    if not paths:
+def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[Path]:
+    """The run folders of all scenarios whose SCENARIO/METHOD-seedN matches ``only`` and is not to be skipped."""
+    paths = [path for name, config in scenarios for path in lay_out(config, out / name, _wanted(only, name, skip))]
+    if not paths and not skip:
         raise InputError(f"no run matches --only {only!r}", "it is compared with SCENARIO/METHOD-seedN")
     return paths
 
@@ -75,8 +92,12 @@ def chosen(scenarios: Scenarios, only: str) -> list[Config]:
     return [config for scenario, config in scenarios if any(map(_wanted(only, scenario), run_names(config)))]
 
 
-def _wanted(only: str, scenario: str) -> Callable[[str], bool]:
-    return lambda name: fnmatch(str(Path(scenario) / name), only)
+def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[str], bool]:
+    def is_wanted(name: str) -> bool:
+        path = str(Path(scenario) / name)
+        return fnmatch(path, only) and path not in skip
+
+    return is_wanted
 
 
 def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
