@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,20 +98,32 @@ def config_hash(config: Config) -> str:
 
 
 def what_counts(config: Config) -> dict[str, Any]:
-    """Settings with their defaults, the method with its own. Where files lie, and what runs it, does not count.
+    """Every setting that is not a default. Where files lie, and what runs it, does not count.
 
+    Defaults are left out, so that a new key changes no hash; a new default of an old key raises the numerics version.
     Of files only the names are here: their content is in the fingerprint of the allocation.
     """
     base, settings = settings_of(config, config.methods[0])
-    found = config.model_dump(mode="json", include={"data", "sites", "model", "training", "run", "attack"})
+    kept = {"data", "sites", "model", "run", "attack"}
+    found = config.model_dump(mode="json", include=kept, exclude_defaults=True)
     found = {name: _without(table, ASIDE.get(name, ())) for name, table in found.items() if table is not None}
+    found["training"] = _changed(Training(**training_of(config, config.methods[0])))
     if "sites" in found:
-        del found["data"]
-        found["sites"]["files"] = sorted(found["sites"]["files"])
+        found.pop("data", None)
+        found["sites"]["files"] = sorted(found["sites"].get("files", ()))
     elif config.data.partition.endswith(".npz"):
         found["data"]["partition"] = Path(config.data.partition).name
-    limits = {} if config.attack is None else {"max_growth": config.federation.max_growth}
-    return {**found, **limits, "method": repr(make(base, **settings))}
+    if config.attack is not None:
+        found["federation"] = {"max_growth": config.federation.max_growth}
+    return {**{name: table for name, table in found.items() if table}, "method": _changed(make(base, **settings))}
+
+
+def _changed(settings: Training | Method) -> dict[str, Any]:
+    """What differs from the defaults of its class, by name; a wrapped method inside its wrapper."""
+    found = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    own = {f.name: found[f.name] for f in fields(settings) if found[f.name] != f.default}
+    inner = {name: _changed(value) for name, value in own.items() if isinstance(value, Method)}
+    return {"is": type(settings).__name__, **own, **inner}
 
 
 def _without(table: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
