@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedapa.config.load import check, dump, settings_of
+from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.data import partition as partitions
 from fedapa.data import sources
@@ -95,7 +95,7 @@ def assemble(config: Config, engine: Engine | None = None) -> Parts:
     if (attack := attack_of(config, len(data.clients), seed)) is not None:
         method, data = attacked(method, data, attack)
     plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
-    training = Training(**config.training.model_dump())
+    training = Training(**training_of(config, name).model_dump())
     engine, model = engine or config.run.engine, config.model
     task = make_task(data, model.name, training, plan.rounds, model.head, model.buffers, engine)
     return Parts(method, task, data, plan)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedapa.config.experiment import load_data
-from fedapa.config.load import check, load, settings_of
+from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated
@@ -47,8 +47,9 @@ class Agreed(NamedTuple):
 
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
-    base, settings = settings_of(config, config.methods[0])
-    run, model, training = config.run, config.model, Training(**config.training.model_dump())
+    (name,) = config.methods
+    base, settings = settings_of(config, name)
+    run, model, training = config.run, config.model, Training(**training_of(config, name).model_dump())
     plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "")
     task = make_task(about, model.name, training, run.rounds, model.head, model.buffers, terms.engine)  # type: ignore[arg-type]
