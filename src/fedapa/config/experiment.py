@@ -50,7 +50,7 @@ def run_names(config: Config) -> dict[str, tuple[str, int]]:
 
 def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """The run folders of a config, made before the first run starts, so that resume knows of all of them."""
-    config = _anchored(config)
+    config = anchored(config)
     wanted = {out / name: dump(single(config, *one)) for name, one in run_names(config).items() if chosen(name)}
     for path, text in wanted.items():  # nothing is made if one of them cannot be
         folders.check_free(path, text)
@@ -59,7 +59,7 @@ def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda na
     return list(wanted)
 
 
-def _anchored(config: Config) -> Config:
+def anchored(config: Config) -> Config:
     """Paths made absolute, so that a run can be resumed from anywhere."""
     data, here = config.data, {}
     if data.data_dir is not None:
