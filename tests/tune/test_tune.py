@@ -24,6 +24,7 @@ from fedapa.run import folder, results
 from fedapa.sweep import pool
 from fedapa.tune.plan import NAME, Plan, Trial, make_plan, save, stored
 from fedapa.tune.tuning import TABLE, TUNED, best, rows, tune
+from hospitals import write_hospitals
 
 METHODS = "local,ditto"
 FEW = ("--trials", 4, "--rounds", 2)
@@ -257,6 +258,29 @@ def test_a_method_without_a_finished_trial_is_an_error(small: Path, here: None, 
     assert answer.code == 1
     assert "error: no trial of ditto finished" in answer.err
     assert load("out/tuned.toml").methods == ["local-tuned"]
+
+
+def test_runs_that_another_process_plays_are_told(
+    small: Path, here: None, fedapa: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def execute(path: Path, *rest: Any, **more: Any) -> Any:
+            raise folder.InUse(f"{path} is in use")
+
+        patch.setattr("fedapa.config.experiment.execute", execute)
+        answer = fedapa("tune", small, "--method", "local", *FEW, "--out", "out")
+    assert answer.code == 1
+    assert "4 trials are not finished: another process is at their runs" in answer.err
+    assert fedapa("resume", "out").code == 0
+
+
+def test_sites_of_ones_own_are_tuned_too(here: None, fedapa: Call, tmp_path: Path) -> None:
+    config = write_hospitals(tmp_path)
+    answer = fedapa("tune", config, "--method", METHODS, "--trials", 2, "--rounds", 1, "--out", "out")
+    assert answer.code == 0, answer.err
+    assert load("out/local/trial000-seed0/config.toml").sites.validation == 0.2  # type: ignore[union-attr]
+    assert load("out/tuned.toml").sites == load(str(config)).sites
 
 
 def test_more_trials_later_but_no_other_tuning_in_the_folder(small: Path, here: None, fedapa: Call) -> None:

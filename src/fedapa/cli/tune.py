@@ -13,6 +13,8 @@ from fedapa.cli import ui
 if TYPE_CHECKING:
     from fedapa.tune.plan import Plan
 
+Row = dict[str, Any]
+
 
 @click.command(short_help="Choose hyper-parameters on held-out train data")
 @click.argument("config")
@@ -123,15 +125,17 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
             raise common.Interrupted("interrupted", f"{again} goes on") from None
     _show(plan, rows, form)
     ui.say(f"trials are in {out / tuning.TABLE}")
-    failed = [row for row in rows if row["state"] != "finished"]
-    for row in failed:
-        ui.say(f"{row['state']}: {row['method']} trial {row['trial']}: {row['reason'] or 'another process is at it'}")
+    for row in rows:
+        if row["state"] == "failed":
+            ui.say(f"failed: {row['method']} trial {row['trial']}: {row['reason']}")
+    if unfinished := sum(row["state"] == "unfinished" for row in rows):
+        raise RunError(f"{unfinished} trials are not finished: another process is at their runs", f"{again} goes on")
     if without := [name for name in plan.methods if name not in tuning.best(rows)]:
         raise RunError(f"no trial of {', '.join(without)} finished", f"{again} tries failed trials again")
     ui.say(f"`fedapa run {shlex.quote(str(out / tuning.TUNED))}` runs the chosen settings")
 
 
-def _show(plan: Plan, rows: list[dict[str, Any]], form: str) -> None:
+def _show(plan: Plan, rows: list[Row], form: str) -> None:
     from dataclasses import asdict
 
     from fedapa.tune import tuning
@@ -142,22 +146,34 @@ def _show(plan: Plan, rows: list[dict[str, Any]], form: str) -> None:
     elif form == "csv":
         click.echo(tuning.as_csv(rows), nl=False)
     else:
-        ui.show([_readable(row, plan.seeds) for row in rows], form, title="accuracy on held-out train data")
-        columns = {
-            "method": "method",
-            "trial": "trial",
-            "held": "held out %",
-            "default": "default %",
-            "words": "settings",
-        }
-        ui.show([{**row, "words": _settings(row)} for row in chosen], form, columns, "chosen")
+        _show_tables(plan, rows)
+        ui.show([_choice(row) for row in chosen], form, title="chosen on held-out train data")
 
 
-def _readable(row: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+def _choice(row: Row) -> Row:
+    shown = {"method": row["method"], "trial": row["trial"], "held out %": row["held"], "default %": row["default"]}
+    return {**shown, "settings": " ".join(f"{k}={v}" for k, v in _written(row["settings"]).items()) or "default"}
+
+
+def _show_tables(plan: Plan, rows: list[Row]) -> None:
+    """A table of trials per method, since every method has settings of its own; trial 0 shows the defaults."""
+    from fedapa.tune.space import defaults
+
+    config = plan.read()
+    for name, space in plan.spaces().items():
+        default, mine = defaults(config, name, space), [row for row in rows if row["method"] == name]
+        shown = [_readable(row, plan.seeds) | _written(row["settings"] or default) for row in mine]
+        ui.show(shown, "table", title=f"{name}: trial 0 is the default")
+
+
+def _readable(row: Row, seeds: list[int]) -> Row:
     each = {f"seed {seed} %": row["allocations"][str(seed)] for seed in seeds} if len(seeds) > 1 else {}
-    shown = {"method": row["method"], "trial": row["trial"], "held out %": row["held"], **each}
-    return {**shown, "s": row["seconds"], "state": row["state"], "settings": _settings(row)}
+    held = row["state"] if row["held"] is None else f"{row['held']:.2f}"
+    return {"trial": row["trial"], "held out %": held, **each, "s": round(row["seconds"])}
 
 
-def _settings(row: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in row["settings"].items()) or "default"
+def _written(settings: Row) -> dict[str, str]:
+    return {
+        key.removeprefix("training."): f"{value:g}" if isinstance(value, float) else str(value)
+        for key, value in settings.items()
+    }
