@@ -14,7 +14,7 @@ from fedapa.data import partition as partitions
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.data.sites import Sites, assemble
-from fedapa.methods.catalogue import METHODS, make, training_of
+from fedapa.methods.catalogue import METHODS, make, recipe_training
 from fedapa.methods.method import Method, Schedule
 from fedapa.run.engines import Engine, kept_engine
 from fedapa.run.folder import make_folder
@@ -74,7 +74,7 @@ def fit(
     """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training."""
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
-    training = {**(training_of(method) if isinstance(method, str) else {}), **training}
+    training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
     engine = engine if out is None else kept_engine(engine, Path(out))
     task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine, (low, high))

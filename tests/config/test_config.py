@@ -10,7 +10,7 @@ import pytest
 from command import SMALL
 from fedapa.config import presets
 from fedapa.config.experiment import assemble, attack_of, lay_out, read_config, single
-from fedapa.config.load import check, dump, load, settings_of
+from fedapa.config.load import check, dump, load, settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
 from fedapa.task.task import Training
@@ -72,6 +72,9 @@ def mistake(tmp_path: Path, text: str, *changes: str) -> InputError:
         ("[method.mine]\nbase = 'fedap'", 2, "base = 'fedap'", "unknown method 'fedap'", "fedapa"),
         ("[method.mine]\nbase = 'fedapa'\nmuh = 1", 3, "muh = 1", "no hyper-parameter 'muh'", "mu"),
         ("[method.'../../x']\nbase = 'local'", 1, "[method.'../../x']", "cannot name a method", "folder"),
+        ("[method.fedapa.training]\nlrr = 1", 2, "lrr = 1", "unknown key training.lrr", "did you mean lr?"),
+        ("[method.fedapa]\ntraining.lr = 0", 2, "training.lr = 0", "[method.fedapa]: training.lr is 0", "cp"),
+        ("[method.fedapa]\ntraining = 3", 2, "training = 3", "method.fedapa.training must be a table", "lr"),
         ("[method.'']\nbase = 'local'", 1, "[method.'']", "cannot name a method", "folder"),
     ],
 )  # fmt: skip
@@ -217,6 +220,18 @@ def test_a_variant_is_another_method_by_an_own_name(tmp_path: Path) -> None:
     runs = lay_out(config, tmp_path / "out")
     assert [run.name for run in runs] == ["mild-seed0", "fedapa-seed0"]
     assert read_config(runs[0]) == single(config, "mild", 0)
+
+
+def test_a_method_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
+    own = "[method.mild.training]\nlr = 1\nepochs = 3\n"
+    (tmp_path / "c.toml").write_text(VARIANT + own + SMALL.split("\n", 2)[2])
+    config = load(str(tmp_path / "c.toml"))
+    assert settings_of(config, "mild") == ("fedapa", {"eta": 0.001})
+    assert training_of(config, "fedapa") == config.training
+    run = read_config(lay_out(config, tmp_path / "out")[0])  # by way of the run's own config, as a run reads it
+    mild, plain = assemble(run).task.training, assemble(single(config, "fedapa", 0)).task.training
+    assert (mild.lr, mild.epochs, mild.batch) == (1.0, 3, 32)
+    assert (plain.lr, plain.epochs, plain.batch) == (0.1, 1, 32)
 
 
 def test_a_variant_without_base_is_an_unknown_method(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from fedapa.core.tree import digest
 from fedapa.errors import RunError
 from fedapa.flower import client, server
 from fedapa.flower.arrivals import read_agreement
+from fedapa.flower.letters import Terms
 from fedapa.flower.registry import Enrolled
-from fedapa.flower.site import Site
+from fedapa.flower.site import Site, agree
 from fedapa.flower.transport import _from_record
 from fedapa.run import checkpoint
 from fedapa.run.folder import create
@@ -51,6 +52,12 @@ def test_what_a_site_says_about_itself(tmp_path):
     assert (found.fault, found.classes, found.shape, found.dtype) == ("", 10, [1, 8, 8], "uint8")
     assert found.train > 0
     assert set(found.labels) <= set(range(10))
+
+
+def test_sites_train_as_their_method_asks():
+    text = config_text("fedavg") + "\n[method.fedavg.training]\nepochs = 4\n"
+    terms = Terms("run", text, NAMES, [9] * len(NAMES), "torch", 10, [1, 8, 8], [0.5], [0.5])
+    assert agree(terms).task.training.epochs == 4
 
 
 def test_a_site_does_not_answer_in_anothers_name(tmp_path):

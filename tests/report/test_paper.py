@@ -64,6 +64,11 @@ def test_methods_that_the_paper_lacks_have_none_and_the_released_code_has_fedapa
     assert paper.printed({}, "garbage(") == paper.Printed()
 
 
+def test_a_method_with_training_of_its_own_is_not_the_papers() -> None:
+    config = {"methods": ["fedapa"], "data": CIFAR10, "method": {"fedapa": {"training": {"lr": 0.05}}}}
+    assert paper.printed(config, repr(make("fedapa"))) == paper.Printed()
+
+
 def test_deviations_from_the_papers_setting() -> None:
     config = {"training": {"lr": 0.1, "batch": 64}, "run": {"rounds": 10}, "model": {"name": "lenet5"}}
     assert paper.deviations(config) == ["rounds 10, not 50", "lr 0.1, not 0.01"]

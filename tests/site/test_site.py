@@ -183,6 +183,15 @@ def test_dry_run_lists_what_would_leave(fedapa: Call, tmp_path: Path) -> None:
     assert "nothing leaves with local" in nothing.out
 
 
+def test_dry_run_alone_trains_as_local_does(fedapa: Call, tmp_path: Path) -> None:
+    words = ("site", "dry-run", write_hospitals(tmp_path), "--site", "north", "--format", "json")
+    plain, other, same = (
+        json.loads(fedapa(*words, *change).out)["alone"]
+        for change in ((), ("--set", "method.local.training.lr=1e-6"), ("--set", "method.fedapa.training.lr=1e-6"))
+    )
+    assert other != plain == same
+
+
 def test_dry_run_of_an_agreed_scaling_names_the_sums(fedapa: Call, tmp_path: Path) -> None:
     config = write_hospitals(tmp_path)
     words = ("site", "dry-run", config, "--site", "north", "--set", "sites.scaling=federated", "--format", "json")

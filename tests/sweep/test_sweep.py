@@ -225,6 +225,13 @@ def test_costs_by_hand() -> None:
     assert cost.expected(guesses, []) == {"a": 10.0, "b": 20.0, "c": 5.0}
 
 
+def test_epochs_of_a_method_of_its_own_count_in_its_cost(grid: Path) -> None:
+    plain = load_scenarios(str(grid))["few"]
+    longer = load_scenarios(str(grid), ["method.local.training.epochs=6"])["few"]
+    assert cost.guess(longer, "local") == 2 * cost.guess(plain, "local")
+    assert cost.guess(longer, "fedapa") == cost.guess(plain, "fedapa")
+
+
 def test_a_run_that_was_cut_off_is_not_said_to_be_running(grid: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     paths = sweep.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")

@@ -17,6 +17,7 @@ VERBS = {
     "plan": "Check a config and say what it will cost",
     "run": "Run a config or preset",
     "sweep": "Run many runs over all cores, scenario by scenario",
+    "tune": "Choose hyper-parameters on held-out train data",
     "resume": "Continue runs that were cut off",
     "compare": "Compare the runs of a folder",
     "watch": "Watch runs in the browser, or in the terminal",

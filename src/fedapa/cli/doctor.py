@@ -46,6 +46,7 @@ def _extras() -> list[dict[str, Any]]:
     extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
               "privacy": ("opacus", "the account of noised uploads"),
               "dashboard": ("starlette", "fedapa watch"),
+              "tune": ("optuna", "fedapa tune --search optuna"),
               "flower": ("flwr", "real federations, docs/deploy.md")}  # fmt: skip
     rows = [
         {"what": f"extra {name}", "state": "ok" if find_spec(package) else "missing",

@@ -16,11 +16,16 @@ def command(folder: Path | None, form: str) -> None:
     """Continue all unfinished runs of FOLDER (default: the latest under ./runs), bit for bit as if never stopped."""
     from fedapa.cli import common
     from fedapa.cli.sweep import run_all
+    from fedapa.cli.tune import run_trials
     from fedapa.errors import InputError
     from fedapa.run.folder import runs_under
     from fedapa.sweep.sweep import is_sweep
+    from fedapa.tune.plan import is_tuning, stored
 
     folder = folder or common.newest_out()
+    if is_tuning(folder):
+        run_trials(stored(folder)[0], folder, None, form)
+        return
     runs = runs_under(folder)
     if not runs:
         raise InputError(f"{folder} holds no run", "name the folder that `fedapa run` printed")

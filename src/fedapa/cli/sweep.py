@@ -74,7 +74,7 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
         def tell(now: sweep.Progress) -> None:
             note = f"{now.finished}/{now.runs} runs"
             bar.update(whole, total=round(now.whole), completed=round(now.done), note=note)
-            _tell_of_one(bar, now.news)
+            tell_of_one(bar, now.news)
 
         try:
             failed = sweep.play(out, paths, jobs or available_cores(), tell)
@@ -91,6 +91,6 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
         raise RunError(f"{len(failed)} of {len(paths)} runs failed:{listed}", again)
 
 
-def _tell_of_one(bar: Any, news: Any) -> None:
+def tell_of_one(bar: Any, news: Any) -> None:
     if news is not None and news.what == "failed" and not bar.disable:
         bar.console.print(f"failed {news.path.name}: {news.text}", style="red", markup=False)

@@ -19,6 +19,10 @@ comparison_option = click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv", "latex"]), default="table", help="How to print it."
 )
 
+trials_option = click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", help="How to print it."
+)
+
 
 def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | None = None, title: str = "") -> None:
     """Rows as JSON, or as a table with the chosen columns (key: heading)."""

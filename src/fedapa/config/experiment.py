@@ -59,7 +59,7 @@ def run_names(config: Config) -> dict[str, tuple[str, int]]:
 
 def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """The run folders of a config, made before the first run starts, so that resume knows of all of them."""
-    config = _anchored(config)
+    config = anchored(config)
     wanted = {out / name: dump(single(config, *one)) for name, one in run_names(config).items() if chosen(name)}
     for path, text in wanted.items():  # nothing is made if one of them cannot be
         folders.check_free(path, text)
@@ -68,7 +68,7 @@ def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda na
     return list(wanted)
 
 
-def _anchored(config: Config) -> Config:
+def anchored(config: Config) -> Config:
     """Paths made absolute, so that a run can be resumed from anywhere."""
     data, here = config.data, {}
     if data.data_dir is not None:
@@ -107,7 +107,7 @@ def what_counts(config: Config) -> dict[str, Any]:
     kept = {"data", "sites", "model", "run", "attack"}
     found = config.model_dump(mode="json", include=kept, exclude_defaults=True)
     found = {name: _without(table, ASIDE.get(name, ())) for name, table in found.items() if table is not None}
-    found["training"] = _changed(Training(**training_of(config, config.methods[0])))
+    found["training"] = _changed(Training(**training_of(config, config.methods[0]).model_dump()))
     if "sites" in found:
         found.pop("data", None)
         found["sites"]["files"] = sorted(found["sites"].get("files", ()))
@@ -142,7 +142,7 @@ def assemble(config: Config, engine: Engine | None = None) -> Parts:
     if (attack := attack_of(config, len(data.clients), seed)) is not None:
         method, data = attacked(method, data, attack)
     plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
-    training = Training(**training_of(config, name))
+    training = Training(**training_of(config, name).model_dump())
     engine, model = engine or config.run.engine, config.model
     task = make_task(data, model.name, training, plan.rounds, model.head, model.buffers, engine, plan.participation)
     return Parts(method, task, data, plan)

@@ -14,10 +14,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedapa.config import presets
-from fedapa.config.schema import Config
+from fedapa.config.schema import Config, TrainingConfig
 from fedapa.errors import InputError
-from fedapa.methods.catalogue import METHODS, is_known
-from fedapa.methods.catalogue import training_of as recipe_training
+from fedapa.methods.catalogue import METHODS, is_known, recipe_training
 
 Path_ = tuple[str | int, ...]
 
@@ -94,13 +93,15 @@ def dump(config: Config) -> str:
 
 def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
     """The registered method behind a name of this config, and its hyper-parameters."""
-    given = dict(config.method.get(name, {}))
+    given = {key: value for key, value in config.method.get(name, {}).items() if key != "training"}
     return given.pop("base", name), given
 
 
-def training_of(config: Config, name: str) -> dict[str, Any]:
-    """How the method of this name trains: the config's [training], where its recipe does not say otherwise."""
-    return {**config.training.model_dump(), **recipe_training(settings_of(config, name)[0])}
+def training_of(config: Config, name: str) -> TrainingConfig:
+    """[training] with what the method's recipe says on top, and the keys of [method.NAME.training] on top of that."""
+    own = config.method.get(name, {}).get("training", {})
+    recipe = recipe_training(settings_of(config, name)[0])
+    return TrainingConfig.model_validate({**config.training.model_dump(), **recipe, **own})
 
 
 def _text(source: str) -> tuple[str, str]:
@@ -155,11 +156,26 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             hint = _did_you_mean(base, METHODS)
             spot = (*path, "base") if method != base else path
             raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)
+        _check_training(config, method, text, name, origin)
         try:
             make(base, **settings)
         except InputError as error:
             wrong = next((k for k in settings if repr(k) in error.message or f".{k} " in error.message), None)
             raise _located(text, name, origin, (*path, wrong) if wrong else path, error.message, error.hint) from None
+
+
+def _check_training(config: Config, method: str, text: str, name: str, origin: Mapping[Path_, str]) -> None:
+    """The keys of [method.NAME.training] are those of [training], in the same ranges."""
+    place: Path_ = ("method", method, "training")
+    if not isinstance(config.method[method].get("training", {}), dict):
+        said = f"method.{method}.training must be a table"
+        raise _located(text, name, origin, place, said, "for example { lr = 0.05 }")
+    try:
+        training_of(config, method)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said, hint = _explain(first, ("training", *first["loc"]))
+        raise _located(text, name, origin, (*place, *first["loc"]), f"[method.{method}]: {said}", hint) from None
 
 
 def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:

@@ -218,4 +218,5 @@ class Config(Section):
     federation: FederationConfig = FederationConfig()
     attack: AttackConfig | None = None
     # [method.NAME]: hyper-parameters; with `base` NAME is the user's own name for a variant of another method.
+    # [method.NAME.training]: keys of [training] that have another value in the runs of this method.
     method: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -47,8 +47,9 @@ class Agreed(NamedTuple):
 
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
-    base, settings = settings_of(config, config.methods[0])
-    run, model, training = config.run, config.model, Training(**training_of(config, config.methods[0]))
+    (name,) = config.methods
+    base, settings = settings_of(config, name)
+    run, model, training = config.run, config.model, Training(**training_of(config, name).model_dump())
     plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "")
     engine: Engine = terms.engine  # type: ignore[assignment]

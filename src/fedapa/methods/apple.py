@@ -46,8 +46,10 @@ from fedapa.task.task import Batch, Task, cross_entropy
 class APPLE(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("mu",)
 
-    lr_p: float = hyper(0.001, "learning rate of the relationship vector p", 0.0, source="authors' code")
-    mu: float = hyper(0.1, "pull of p towards the sample shares", 0.0, source="authors' code")
+    lr_p: float = hyper(
+        0.001, "learning rate of the relationship vector p", 0.0, source="authors' code", search="log:0.0001..0.01"
+    )
+    mu: float = hyper(0.1, "pull of p towards the sample shares", 0.0, source="authors' code", search="log:0.01..1")
     L: float = hyper(0.1, "share of the rounds in which p is pulled", 0.0, 1.0, source="authors' code")
     decay: Literal["exponential", "cosine"] = hyper("exponential", "how the pull fades", source="authors' code")
     start: Literal["common", "own"] = hyper("common", "cores start from one model or at random (authors' code)")

@@ -141,7 +141,7 @@ def entry(name: str) -> Entry:
     return METHODS[method]
 
 
-def training_of(name: str) -> Mapping[str, Any]:
+def recipe_training(name: str) -> Mapping[str, Any]:
     """The training settings that the name's recipe puts in place of the config's."""
     method, named, _ = taken_apart(name)
     return recipes.recipe(method, named).training

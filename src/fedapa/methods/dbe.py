@@ -49,9 +49,13 @@ FINDING, TELLING = 0, 1  # phases of a message: the mean is being found, is told
 class DBE(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("kappa",)
 
-    kappa: float = hyper(50.0, "strength of the mean regularisation", 0.0, source="authors' run script")
+    kappa: float = hyper(
+        50.0, "strength of the mean regularisation", 0.0, source="authors' run script", search="log:0.5..500"
+    )
     width: int = hyper(512, "width of the features that kappa is meant for; 0: any", 0, source="authors' CNN")
-    mu: float = hyper(1.0, "share of the batch in the running mean", 0.0, 1.0, source="authors' run script")
+    mu: float = hyper(
+        1.0, "share of the batch in the running mean", 0.0, 1.0, source="authors' run script", search="0.1..1"
+    )
     train_bias: bool = hyper(True, "train the bias vector; off leaves it at 0")
     keep_first: bool = hyper(False, "keep the models of the initialisation phase", source="paper: discarded")
 

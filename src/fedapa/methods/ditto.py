@@ -43,7 +43,13 @@ from fedapa.task.task import Task, cross_entropy, proximal
 class Ditto(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
-    lam: float = hyper(1.0, "lambda: pull of the personal model to the global one", 0.0, source="paper, experiments")
+    lam: float = hyper(
+        1.0,
+        "lambda: pull of the personal model to the global one",
+        0.0,
+        source="paper, experiments",
+        search="log:0.01..10",
+    )
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

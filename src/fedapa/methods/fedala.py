@@ -56,9 +56,11 @@ STREAMS = 10_000  # the mixing draws from streams of its own: local training see
 class FedALA(Method):
     adapts: ClassVar[bool] = True
 
-    eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code")
-    s: float = hyper(80.0, "percent of the local data that W learns from", 0.0, 100.0, source="authors' code")
-    p: int = hyper(2, "parameter tensors that are mixed, from the top", 1, source="authors' code")
+    eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code", search="log:0.1..10")
+    s: float = hyper(
+        80.0, "percent of the local data that W learns from", 0.0, 100.0, source="authors' code", search="20..100"
+    )
+    p: int = hyper(2, "parameter tensors that are mixed, from the top", 1, source="authors' code", search="2,4")
     threshold: float = hyper(0.1, "spread of epoch losses that counts as settled", 0.0, source="authors' code")
     window: int = hyper(10, "epochs that the spread is taken over", 1, source="authors' code")
     cap: int = hyper(100, "most epochs of the first mixing", 1, source="ours; the authors have none")

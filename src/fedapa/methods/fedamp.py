@@ -56,10 +56,20 @@ class FedAMP(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
     attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")
-    sigma: float = hyper(4.0, "squared distance at which attention fades (exact)", 1e-9, source="see docstring")
+    sigma: float = hyper(
+        4.0, "squared distance at which attention fades (exact)", 1e-9, source="see docstring", search="log:0.4..40"
+    )
     alpha: float = hyper(0.0, "step of the mixing; 0: sigma / M", 0.0, source="see docstring")
-    lam: float = hyper(0.02, "lambda; the pull towards u_i is lambda / alpha", 0.0, source="see docstring")
-    sharpness: float = hyper(25.0, "weight of the cosine (heuristic's sigma)", 0.0, source="public port")
+    lam: float = hyper(
+        0.02, "lambda; the pull towards u_i is lambda / alpha", 0.0, source="see docstring", search="log:0.002..0.2"
+    )
+    sharpness: float = hyper(
+        25.0,
+        "weight of the cosine (heuristic's sigma)",
+        0.0,
+        source="public port",
+        search="log:5..100 if attention=heuristic",
+    )
     xi: float = hyper(0.0, "own share (heuristic); 0: 1 / M", 0.0, 1.0, source="public port")
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:

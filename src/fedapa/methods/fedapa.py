@@ -47,8 +47,10 @@ from fedapa.task.task import Task, cross_entropy
 class FedAPA(Method):
     together: ClassVar[bool] = True
 
-    eta: float = hyper(0.01, "learning rate of the aggregation weights", 0.0, source="paper, section 4.1")
-    mu: float = hyper(0.5, "self-weight", 0.0, 1.0, source="paper, Algorithm 1")
+    eta: float = hyper(
+        0.01, "learning rate of the aggregation weights", 0.0, source="paper, section 4.1", search="log:0.001..0.1"
+    )
+    mu: float = hyper(0.5, "self-weight", 0.0, 1.0, source="paper, Algorithm 1", search="0.1..1")
     sign: Sign = hyper("descend", "direction of Eq. 7", source="released code; the printed one ascends")
     self_weight: SelfWeight = hyper("raw", "mu before normalising, as the exact share after it, or not set at all")
     clip: bool = hyper(True, "clip weights to [0, 1]", source="paper, Algorithm 1")

@@ -63,11 +63,15 @@ class FedAPAExact(Method):
 
     rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
     measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
-    clear: float = hyper(3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.01)
+    clear: float = hyper(
+        3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.01, search="1.5..6"
+    )
     patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle)", 0)
-    ridge: float = hyper(0.5, "lambda in units of the mean squared distance to collaborators", 0.0)
-    share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0)
-    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
+    ridge: float = hyper(
+        0.5, "lambda in units of the mean squared distance to collaborators", 0.0, search="log:0.05..5"
+    )
+    share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0, search="0..0.8")
+    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
     past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
     blocks: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")

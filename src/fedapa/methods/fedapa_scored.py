@@ -45,8 +45,10 @@ STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 class FedAPAScored(Method):
     adapts: ClassVar[bool] = True
 
-    holdout: float = hyper(0.1, "share of a client's samples that scores and never trains", 0.0, 0.9)
-    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999)
+    holdout: float = hyper(
+        0.1, "share of a client's samples that scores and never trains", 0.0, 0.9, search="0.1,0.2,0.3"
+    )
+    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property

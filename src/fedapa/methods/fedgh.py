@@ -39,7 +39,9 @@ from fedapa.task.task import Task, cross_entropy
 
 @dataclass(frozen=True)
 class FedGH(Method):
-    server_lr: float = hyper(0.01, "learning rate of the global head", 0.0, source="clients' rate; PFLlib: 1")
+    server_lr: float = hyper(
+        0.01, "learning rate of the global head", 0.0, source="clients' rate; PFLlib: 1", search="log:0.001..1"
+    )
     server_batch: int = hyper(1, "pairs of mean and label per step", 1, source="paper; PFLlib: 10")
     server_epochs: int = hyper(1, "passes over the pairs of a round", 0, source="paper")
 

@@ -51,9 +51,13 @@ SMALL = 1e-3  # QP weights below this are dropped
 class FedPAC(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
-    lam: float = hyper(1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5")
+    lam: float = hyper(
+        1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5", search="log:0.1..10"
+    )
     head_epochs: int = hyper(1, "epochs of the head, before the extractor's", 0, source="paper, section 5")
-    head_lr: float = hyper(0.1, "learning rate of the head's epochs", 0.0, source="authors' code")
+    head_lr: float = hyper(
+        0.1, "learning rate of the head's epochs", 0.0, source="authors' code", search="log:0.01..0.3"
+    )
     head_momentum: float = hyper(0.5, "momentum of the head's epochs", 0.0, 0.999, source="authors' code")
     head_weight_decay: float = hyper(5e-4, "weight decay of the head's epochs", 0.0, source="authors' code")
     collaborate: bool = hyper(True, "combine the heads; off: everybody keeps their own (ablation)")

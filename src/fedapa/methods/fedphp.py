@@ -51,8 +51,12 @@ TEMPERATURE = 4.0
 class FedPHP(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
-    lam: float = hyper(0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code")
-    mu: float = hyper(0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code")
+    lam: float = hyper(
+        0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code", search="log:0.01..0.5"
+    )
+    mu: float = hyper(
+        0.9, "largest share of the past in the inherited model", 0.0, 1.0, source="authors' code", search="0.5..0.99"
+    )
     Q: float = hyper(0.0, "share of rounds that a client takes part in; 0: the run's", 0.0, 1.0, source="paper")
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")

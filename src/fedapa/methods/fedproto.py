@@ -44,7 +44,9 @@ from fedapa.task.task import Batch, Task
 class FedProto(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
-    lam: float = hyper(1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)")
+    lam: float = hyper(
+        1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)", search="log:0.01..10"
+    )
     inference: Literal["head", "global_prototype", "own_classes", "own_prototype"] = hyper(
         "head", "predict by the head or by the nearest prototype of some kind"
     )

@@ -42,7 +42,9 @@ from fedapa.task.task import Task, proximal
 class FedProx(Method):
     regularisers: ClassVar[tuple[str, ...]] = ("mu",)
 
-    mu: float = hyper(0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments")
+    mu: float = hyper(
+        0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments", search="log:0.001..1"
+    )
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property

@@ -35,7 +35,9 @@ from fedapa.task.task import Task, cross_entropy
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    head_epochs: int = hyper(10, "epochs of the head, before the extractor's", 0, source="paper, section 5")
+    head_epochs: int = hyper(
+        10, "epochs of the head, before the extractor's", 0, source="paper, section 5", search="1,2,5,10"
+    )
     extractor_epochs: int = hyper(0, "epochs of the extractor; 0: those of the task", 0, source="paper: 1")
 
     @property

@@ -19,9 +19,15 @@ When = Literal["before", "after"]
 Schedule = Literal["parallel", "sequential"]
 
 
-def hyper(default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "") -> Any:
-    """A hyper-parameter: its default, one line of help, its legal range and where the default comes from."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "source": source})
+def hyper(
+    default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "", search: str = ""
+) -> Any:
+    """A hyper-parameter: its default, one line of help, its legal range and where the default comes from.
+
+    ``search`` is what `fedapa tune` tries: "log:0.01..10", "0..0.9" or choices "1,2,5"; nothing keeps the default.
+    """
+    meta = {"help": help, "low": low, "high": high, "source": source, "search": search}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,9 @@ CHUNK = 2048  # rows of the output layer that are updated at a time, to stay in 
 @dataclass(frozen=True)
 class PFedHN(Method):
     private_head: bool = hyper(False, "only the extractor is generated, the head stays private (pFedHN-PC)")
-    hn_lr: float = hyper(0.0, "server's rate; 0: 0.01, or 0.05 with private_head", 0.0, source="authors")
+    hn_lr: float = hyper(
+        0.0, "server's rate; 0: 0.01, or 0.05 with private_head", 0.0, source="authors", search="log:0.001..0.1"
+    )
     hn_momentum: float = hyper(0.9, "server's momentum", 0.0, 0.999, source="authors' code")
     hn_weight_decay: float = hyper(1e-3, "server's weight decay", 0.0, source="authors' code")
     clip_norm: float = hyper(50.0, "largest norm of the server's gradient", 0.0, source="authors' code")

@@ -49,7 +49,9 @@ Pieces = list[tuple[slice, int]]  # which part of omega belongs to which layer
 
 @dataclass(frozen=True)
 class PFedLA(Method):
-    hn_lr: float = hyper(5e-3, "learning rate of the hypernetworks", 0.0, source="third-party code")
+    hn_lr: float = hyper(
+        5e-3, "learning rate of the hypernetworks", 0.0, source="third-party code", search="log:0.0005..0.05"
+    )
     sign: Literal["descend", "printed"] = hyper("descend", "direction of the step", source="printed: ascends")
     private_layers: int = hyper(0, "layers with the largest self-weight that stay private (HeurpFedLA)", 0)
     embedding: int = hyper(100, "size of an embedding", 1, source="third-party code")

@@ -34,7 +34,7 @@ def printed(config: Mapping[str, Any], method: str) -> Printed:
     """``config`` is one run's, ``method`` the description that its run.db holds."""
     data, name = config.get("data", {}), base_of(config)
     base, column = SAME.get(name, name), _column(data)
-    if column is None or base not in METHODS:
+    if column is None or base not in METHODS or _own(config).get("training"):  # the paper trains all alike
         return Printed()
     changed = _changes(name, method)
     if changed:
@@ -53,8 +53,14 @@ def deviations(config: Mapping[str, Any]) -> list[str]:
 
 def base_of(config: Mapping[str, Any]) -> str:
     """The registered method behind the one that a run's config names."""
+    return str(_own(config).get("base", (config.get("methods") or [""])[0]))
+
+
+def _own(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [method.NAME] of the one method that a run's config names."""
     names = config.get("methods") or [""]
-    return str(config.get("method", {}).get(names[0], {}).get("base", names[0]))
+    found: dict[str, Any] = config.get("method", {}).get(names[0], {})
+    return found
 
 
 def _column(data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ def rounds_done(folder: Path) -> int:
 def in_use(folder: Path) -> bool:
     """Is a process at this run? Asked by taking its lock for a moment."""
     try:
-        _lock(folder).close()
+        lock(folder).close()
         return False
     except InUse:
         return True
@@ -100,7 +100,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, rounds: int, every: int = 1, room: Room | None = None) -> None:
         self.folder, self.rounds, self.every, self.room = folder, rounds, every, room or Room()
-        self._lock = _lock(folder)
+        self._lock = lock(folder)
         try:
             self.ledger = ledger.Ledger(folder / "run.db")
         except RunError:
@@ -238,7 +238,7 @@ def client_rows(data: Federated) -> list[ClientRow]:
     return rows
 
 
-def _lock(folder: Path) -> Any:
+def lock(folder: Path) -> Any:
     """One process per run folder."""
     try:
         handle = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115

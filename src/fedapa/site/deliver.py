@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
-from fedapa.config.load import settings_of
+from fedapa.config.load import settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.sites import Own, Sites, described
@@ -65,7 +65,7 @@ def _names(config: Config) -> list[str]:
 
 
 def settings_text(config: Config) -> str:
-    training = config.training
+    training = training_of(config, config.methods[0])
     return f"{config.run.rounds} rounds of {training.epochs} epochs, batch {training.batch}, rate {training.lr:g}"
 
 

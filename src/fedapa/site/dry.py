@@ -42,7 +42,7 @@ def dry_run(
     own = load_own(config, seed)
     i = _place(own.data, site)
     client = own.data.clients[i]
-    training = Training(**training_of(config, method))
+    training = Training(**training_of(config, method).model_dump())
     task = make_task(own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers)
     base, settings = settings_of(single(config, method, seed), method)
     exchanges = _messages(make(base, **settings), task, client, i, seed)
@@ -86,7 +86,8 @@ def _alone(
 ) -> statistics.Floats:
     """Predictions of the site's own test rows after as many rounds of training alone."""
     mine = replace(data, clients=(data.clients[i],))
-    alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False)
+    training = Training(**training_of(config, "local").model_dump())
+    alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
     plan = Plan(config.run.rounds, (1.0, 1.0), seed=config.seeds[0], evaluate_every=config.run.rounds)
     done = simulate(LocalOnly(), alone, mine, plan, progress=progress)
     return probabilities(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedapa.config.load import settings_of
+from fedapa.config.load import settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.data.sources import source
 from fedapa.errors import InputError
@@ -31,7 +31,7 @@ def guess(config: Config, method: str) -> float:
     """Seconds on one core."""
     base, _ = settings_of(config, method)
     share = sum(config.run.participation) / 2
-    work = config.run.rounds * config.training.epochs * share * _pixels(config.data.source)
+    work = config.run.rounds * training_of(config, method).epochs * share * _pixels(config.data.source)
     return ROUND.get(base, 1.0) * work * SECONDS_PER_PIXEL
 
 

@@ -91,6 +91,13 @@ def read(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"cannot read {path}: {error}", "is it damaged?") from error
 
 
+def held(folder: Path) -> dict[str, float | None]:
+    """Accuracy on validation data of every finished run, by its path, of the model that its method is evaluated by."""
+    with closing(ledger.read_only(folder / NAME)) as db:
+        found = db.execute("SELECT path, evaluated, whole FROM result").fetchall()
+    return {path: json.loads(whole)[evaluated]["held"] for path, evaluated, whole in found}
+
+
 def _runs(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """Every run with its state, and its seconds where it is finished."""
     db.row_factory = sqlite3.Row

@@ -1,0 +1,180 @@
+"""Play the trials of all methods over all cores, score them on held-out data alone, and write down the best settings.
+
+No number in this file comes from test data: a score is the accuracy on data that was taken out of the clients' train
+sets, of the model that the method is evaluated by, mean of the last five rounds and of all allocations.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedapa.config.load import dump
+from fedapa.run.files import make_folder, write_atomically
+from fedapa.run.folder import lock
+from fedapa.sweep import store, sweep
+from fedapa.tune.plan import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config
+from fedapa.tune.search import Scored, propose
+from fedapa.tune.space import defaults, table
+
+TABLE, TUNED = "trials.csv", "tuned.toml"
+Row = dict[str, Any]
+Tell = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Rounds of all runs of a tuning; of runs that are going, as much as their share of the expected time."""
+
+    done: int
+    whole: int
+    finished: int  # runs
+    runs: int
+    news: Any = None
+
+
+def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Plan, list[Row]]:
+    """Begin a tuning in a folder, or go on with the one that it holds; the table of its trials when all have ended."""
+    with lock(make_folder(out)):
+        trials: list[Trial] = []
+        if is_tuning(out):
+            known, trials = stored(out)
+            plan = same_or_more(plan, known, out)
+        fresh = trials
+        while True:
+            if fresh:
+                _play(plan, out, trials, fresh, jobs, tell)
+            fresh = _next(plan, trials, rows(out, plan, trials))
+            trials = sorted([*trials, *fresh], key=lambda trial: (plan.methods.index(trial.method), trial.number))
+            save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning goes on with the same
+            if not fresh:
+                return plan, _write(out, plan, trials)
+
+
+def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[Row]) -> list[Trial]:
+    """New trials of every method: first its default, then what the search proposes."""
+    config, spaces, fresh = plan.read(), plan.spaces(), []
+    for name, space in spaces.items():
+        default = defaults(config, name, space)
+        mine = [trial for trial in trials if trial.method == name] or [Trial(name, 0, {})]
+        scores = {row["trial"]: row["held"] for row in found if row["method"] == name}
+        tried = [Scored(trial.settings or default, scores.get(trial.number)) for trial in mine]
+        new = propose(plan.search, name, space, plan.seed, tried, plan.trials)
+        fresh += [trial for trial in mine if trial not in trials]
+        fresh += [Trial(name, len(mine) + k, settings) for k, settings in enumerate(new)]
+    return fresh
+
+
+def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial], jobs: int, tell: Tell | None) -> None:
+    """Play the runs of some trials; one that fails is noted and stops no other."""
+    by_method = {name: [trial for trial in fresh if trial.method == name] for name in plan.methods}
+    scenarios = [(name, trial_config(plan, name, mine)) for name, mine in by_method.items() if mine]
+    paths = sweep.lay_out_all(scenarios, out)
+    runs, before = plan.runs * len(plan.methods), (len(trials) - len(fresh)) * len(plan.seeds)
+
+    def hear(now: sweep.Progress) -> None:
+        if now.news is not None and now.news.what in ("finished", "failed"):
+            save(out, plan, trials, rows(out, plan, trials))
+        if tell is not None:
+            done = before + len(paths) * (now.done / now.whole if now.whole else 1)
+            tell(Progress(round(done * plan.rounds), runs * plan.rounds, before + now.finished, runs, now.news))
+
+    sweep.play(out, paths, jobs, hear)
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def rows(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
+    """One row per trial: its settings, its score on held-out data by allocation and their mean, seconds and state."""
+    known = {run["path"]: run for run in store.read(out)} if sweep.is_sweep(out) else {}
+    held = store.held(out) if known else {}
+    return [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held) for trial in trials]
+
+
+def _row(trial: Trial, paths: Mapping[int, str], known: Mapping[str, Row], held: Mapping[str, float | None]) -> Row:
+    runs = [known.get(path, {"state": "planned", "reason": "", "seconds": None}) for path in paths.values()]
+    states, reasons = [run["state"] for run in runs], [run["reason"] for run in runs if run["state"] == "failed"]
+    scores = {str(seed): held.get(path) for seed, path in paths.items()}
+    if all(state == "finished" for state in states) and not all(map(_is_score, scores.values())):
+        states, reasons = ["failed"], ["no score on held-out data"]
+    whole = all(state == "finished" for state in states)
+    return {
+        "method": trial.method,
+        "trial": trial.number,
+        "settings": trial.settings,
+        "held": fmean(float(score) for score in scores.values() if score is not None) if whole else None,
+        "allocations": scores,
+        "seconds": sum(run["seconds"] or 0.0 for run in runs),
+        "state": "failed" if "failed" in states else "finished" if whole else "unfinished",
+        "reason": "; ".join(dict.fromkeys(reasons)),
+    }
+
+
+def _is_score(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
+
+
+def best(found: Sequence[Row]) -> dict[str, Row]:
+    """The best trial of every method that has one; the earliest of equals, so the default before all others."""
+    chosen: dict[str, Row] = {}
+    for row in found:
+        if row["held"] is not None and (row["method"] not in chosen or row["held"] > chosen[row["method"]]["held"]):
+            chosen[row["method"]] = row
+    return chosen
+
+
+def choices(found: Sequence[Row]) -> list[Row]:
+    """What was chosen for every method, beside the score of its default."""
+    default = {row["method"]: row["held"] for row in found if row["trial"] == 0}
+    return [
+        {key: row[key] for key in ("method", "trial", "settings", "held")} | {"default": default[name]}
+        for name, row in best(found).items()
+    ]
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """The table with a column per setting and allocation."""
+    flat = [_flat(row) for row in found]
+    columns = list(dict.fromkeys(key for row in flat for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat(row: Row) -> Row:
+    plain = {key: value for key, value in row.items() if key not in ("settings", "allocations")}
+    scores = {f"held_{seed}": score for seed, score in row["allocations"].items()}
+    return {**plain, **scores, **row["settings"]}
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+
+
+def _write(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
+    found = rows(out, plan, trials)
+    save(out, plan, trials, found)
+    write_atomically(out / TABLE, as_csv(found).encode())
+    if chosen := best(found):
+        write_atomically(out / TUNED, tuned(plan, chosen).encode())
+    return found
+
+
+def tuned(plan: Plan, chosen: Mapping[str, Row]) -> str:
+    """A config of the tuned methods, with the rounds and the validation share of the config that was tuned."""
+    config = plan.read()
+    own = {f"{name}-tuned": table(config, name, row["settings"]) for name, row in chosen.items()}
+    told = [
+        f"# {name}-tuned: trial {row['trial']} of {plan.trials}, {row['held']:.2f} % on held-out train data"
+        for name, row in chosen.items()
+    ]
+    head = "# Chosen by `fedapa tune` on held-out train data; test data was not looked at."
+    return "\n".join([head, *told, "", dump(config.model_copy(update={"methods": list(own), "method": own}))])
