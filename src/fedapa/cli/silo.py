@@ -82,7 +82,8 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
         click.echo(f"privacy: {line}")
     for reason in refused.values():
         ui.say(f"warning: {reason}; --deliver-anyway writes it all the same")
-    ui.say(f"all numbers: {out}/silo.json; runs: {out}; models of {chosen}: {out}/sites/*/site-model")
+    models = f"; models of {chosen}: {out}/sites/*/site-model" if delivered else ""
+    ui.say(f"all numbers: {out}/silo.json; runs: {out}{models}")
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

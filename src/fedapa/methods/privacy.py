@@ -57,7 +57,7 @@ class Account(NamedTuple):
     def to_json(self) -> str:
         """For run.db and wire.json; None stands for no protection."""
         finite = math.isfinite(self.epsilon)
-        return json.dumps(self._asdict() | {"epsilon": float(f"{self.epsilon:.4g}") if finite else None})
+        return json.dumps(self._asdict() | {"epsilon": float(f"{self.epsilon:.8g}") if finite else None})
 
 
 def from_json(text: str) -> Account:
