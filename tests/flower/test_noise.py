@@ -16,15 +16,20 @@ import torch
 from fleet import NAMES, Direct, config_text, grid, in_process, make_sites, over_grid, server_digest, terms_of
 from flwr.app import Error, Message
 
+from fedapa.config.experiment import lay_out
+from fedapa.config.experiment import read_config as read_run
+from fedapa.config.load import load
 from fedapa.core.tree import Tree, digest
 from fedapa.flower import client, letters, releases
+from fedapa.flower.coordinate import play_over
 from fedapa.flower.letters import Answer, Ask, Description, Terms
 from fedapa.flower.pack import pack, unpack
+from fedapa.flower.registry import Enrolled
 from fedapa.flower.releases import COUNTED
 from fedapa.flower.site import Site, agree, read_config, shared_data
 from fedapa.methods.privacy import NOT_COVERED
 from fedapa.methods.wrap import Noised, noise_of
-from fedapa.run import wire
+from fedapa.run import results, wire
 from fedapa.run.checkpoint import from_record
 from fedapa.run.transport import Record, Request, visit
 from fedapa.task import local as toolbox
@@ -402,3 +407,16 @@ def test_all_that_a_site_says_beside_its_upload_is_listed() -> None:
     told = "; ".join(NOT_COVERED)
     assert [words for words in SAID.values() if words is not None and words not in told] == []
     assert "number of train rows (n)" in told
+
+
+def test_a_real_run_does_not_call_its_noise_simulated(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text(noised_terms().config)
+    (run,) = lay_out(load(str(tmp_path / "fed.toml")), tmp_path / "fed")
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    play_over(Direct(make_sites(tmp_path)), lambda: sites, read_run(run), run)
+    (found,) = results.load(run)
+    account = found.privacy
+    assert account is not None
+    assert (account.simulated, account.noise, account.norm, account.rounds) == (False, NOISE, NORM, 3)
+    assert f"epsilon {account.epsilon:.3g} at delta 1e-05 over 3 rounds" in results.protection([found])[0]
+    assert not any("simulated" in line.lower() for line in results.protection([found]))

@@ -20,7 +20,7 @@ from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.pfedhn import PFedHN
-from fedapa.methods.privacy import NOT_COVERED, from_json
+from fedapa.methods.privacy import NOT_COVERED, from_json, told
 from fedapa.methods.wrap import Noised, Quantised, Top, Wrapped, account_of, pack, unpack
 from fedapa.task.local import Entropy, Local, Normal, stream
 from fedapa.verify import LAWS
@@ -187,7 +187,13 @@ def test_the_words_of_an_account() -> None:
     assert simulated.lines()[0].startswith("Simulated noise: it is drawn from the run's seed and protects nobody.")
     assert "epsilon 17.9 at delta 1e-05 over 10 rounds" in simulated.lines()[0]
     assert "protects nobody" not in "".join(real.lines())
-    assert all(part in lines[-1] for lines in (simulated.lines(), real.lines()) for part in NOT_COVERED)
+    assert all(
+        lines[1:] == [f"Not covered by epsilon: {part}." for part in NOT_COVERED]
+        for lines in (simulated.lines(), real.lines())
+    )
+    both = told({"fedapa+noised": simulated, "fedavg+noised": simulated})
+    assert both[0].startswith("fedapa+noised, fedavg+noised: simulated noise")
+    assert both[1:] == simulated.lines()[1:]
     assert from_json(simulated.to_json()) == simulated._replace(epsilon=float(f"{simulated.epsilon:.8g}"))
     silent = Noised(FedAvg(), noise=0.0).account(10, simulated=False)
     assert silent.lines() == [
@@ -201,13 +207,13 @@ def test_noise_that_drowns_the_model_is_told_before() -> None:
     down = {"theta": torch.full((300,), 0.1), "phi": torch.zeros(5)}
     up = {"theta": down["theta"], "n": torch.ones(1)}
     assert (CASE.task.clients, CASE.task.rounds) == (4, 4)
-    told = {noise: Noised(FedAPA(), noise=noise).doubts(CASE.task, down, up) for noise in (0.09, 0.11, 0.24)}
-    assert told[0.09] == []
-    (loud,) = told[0.11]
+    found = {noise: Noised(FedAPA(), noise=noise).doubts(CASE.task, down, up) for noise in (0.09, 0.11, 0.24)}
+    assert found[0.09] == []
+    (loud,) = found[0.11]
     assert "one upload carries noise of norm 1.91, the model itself has norm 1.73: training may diverge" in loud
     assert (
         "in 4 rounds uploads of 4 clients can move their mean by 4 at most, their noise moves it by about 4.16"
-        in (told[0.24][1])
+        in (found[0.24][1])
     )
     (lost,) = Noised(FedAPA(), norm=0.01, noise=1.0).doubts(CASE.task, down, up)
     assert "little can be learned" in lost

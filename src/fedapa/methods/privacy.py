@@ -52,7 +52,7 @@ class Account(NamedTuple):
                 "Simulated noise: it is drawn from the run's seed and protects nobody. At the sites of a real"
                 f" federation the same settings mean: {real[0].lower()}{real[1:]}"
             )
-        return [real, f"Epsilon does not cover: {'; '.join(NOT_COVERED)}."]
+        return [real, *(f"Not covered by epsilon: {part}." for part in NOT_COVERED)]
 
     def to_json(self) -> str:
         """For run.db and wire.json; None stands for no protection."""
@@ -66,10 +66,12 @@ def from_json(text: str) -> Account:
 
 
 def told(accounts: Mapping[str, Account]) -> list[str]:
-    """The lines of several methods by name; what is not covered is said once."""
-    lines = {name: account.lines() for name, account in accounts.items()}
-    first = [f"{name}: {line[0][0].lower()}{line[0][1:]}" for name, line in lines.items()]
-    return first + list(dict.fromkeys(rest for line in lines.values() for rest in line[1:]))
+    """The lines of several methods by name; what is the same for all of them is said once."""
+    names: dict[str, list[str]] = {}
+    for name, account in accounts.items():
+        names.setdefault(account.lines()[0], []).append(name)
+    first = [f"{', '.join(same)}: {line[0].lower()}{line[1:]}" for line, same in names.items()]
+    return first + list(dict.fromkeys(line for account in accounts.values() for line in account.lines()[1:]))
 
 
 def epsilon(noise: float, rounds: int, delta: float) -> float:
