@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def tell_refused(runs: Iterable[Path]) -> None:
     from fedapa.run.folder import refusals
 
     for run in runs:
-        if (found := refusals(run)) is not None:
-            ui.say(f"warning: {run.name}: {found}")
+        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is told elsewhere
+            if (found := refusals(run)) is not None:
+                ui.say(f"warning: {run.name}: {found}")
 
 
 def default_out(source: str) -> Path:
