@@ -12,7 +12,7 @@ help: ## list the targets
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/native/*.cpp)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,parquet,privacy,tune]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,parquet,tune]'
 	@touch $(READY)
 
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits

@@ -3,12 +3,22 @@
 They take minutes, and run in `make test-federation`.
 """
 
+import json
 import os
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from federation import Federation, assert_same, events, fedapa, kill, trained, wait_for_round
+from fleet import in_process
 
+from fedapa.flower.arrivals import read_agreement
+from fedapa.flower.releases import COUNTED
+from fedapa.run import checkpoint
+
+METHOD = "fedapa+noised"
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
 )
@@ -57,3 +67,42 @@ def test_killed_one_after_another_nothing_is_lost_and_nothing_counted_twice(fede
     fedapa("coordinator", "resume", "storm", cwd=federation.folder)
     assert trained(run) == [4] * 5
     assert_same(federation, run)
+
+
+def test_a_curious_coordinator_of_noised_uploads_learns_nothing_about_the_noise(federation):
+    """Over the real SuperLink, with a site's worker and the coordinator killed on the way.
+
+    The coordinator plays the first round itself, by the same code, seed and even rows, with the noise and without.
+    """
+    words = ("--method", METHOD, "--set", f"method.{METHOD}.noise=0.05", "--set", "run.rounds=3")
+    run = federation.folder / "noised" / f"{METHOD}-seed0"
+    process = federation.run("noised", *words)
+    wait_for_round(run, 1)
+    kill(federation.worker("amber"))
+    wait_for_round(run, 2)
+    kill(process.pid)
+    process.wait()
+    fedapa("coordinator", "resume", "noised", cwd=federation.folder)
+    assert trained(run) == [4] * 3
+    terms = read_agreement(run).terms
+    silent = replace(terms, config=terms.config.replace("noise = 0.05", "noise = 0.0"))
+    assert silent.config != terms.config
+    last = checkpoint.newest(run / "checkpoints").state.server["theta"]
+    guess, clean = (first_uploads(each) for each in (terms, silent))
+    for i, name in enumerate(terms.names):
+        place = federation.folder / "kits" / name / "states" / terms.run
+        assert len(set(json.loads((place / COUNTED).read_text())["requests"])) == 3
+        assert len(json.loads((place / COUNTED).read_text())["requests"]) == 3  # nothing was noised twice
+        (first,), (third,) = (list(place.glob(f"upload-{t:06d}-*")) for t in (1, 3))
+        assert torch.equal(checkpoint.read_tree(third)["up/theta"], last[i])  # what was kept is what was sent
+        noise = (checkpoint.read_tree(first)["up/theta"] - clean[i]).numpy()
+        assert noise.std() == pytest.approx(0.05, rel=0.1)
+        predicted = (guess[i] - clean[i]).numpy()
+        assert predicted.std() == pytest.approx(0.05, rel=0.1)
+        assert abs(np.corrcoef(noise, predicted)[0, 1]) < 5 / len(noise) ** 0.5
+
+
+def first_uploads(terms):
+    """theta [sites, P] that the server would have after the first round, if sites drew as a simulation does."""
+    found = in_process(replace(terms, config=terms.config.replace("rounds = 3", "rounds = 1")))
+    return found.state.server["theta"]

@@ -14,9 +14,11 @@ from PIL import Image
 
 from command import Call
 from fedapa.config.experiment import assemble, read_config
+from fedapa.data.federated import ClientData, Split
 from fedapa.data.sites import Sites
 from fedapa.run import wire
 from fedapa.run.personal import last_checkpoint
+from fedapa.site.deliver import flaw_of
 from fedapa.site.model import read_model
 from fedapa.site.silo import Scored, doubts, table
 from hospitals import write_hospital, write_hospitals
@@ -211,10 +213,58 @@ def test_inspect_writes_a_config_that_runs(fedapa: Call, tmp_path: Path) -> None
     assert "next: fedapa silo run site.toml" in answer.err
     again = fedapa("data", "inspect", "north.csv", "--label", "outcome")
     assert (again.code, "--force" in again.err) == (2, True)
-    changes = ("--set", "run.rounds=1", "--seeds", "1", "--method", "fedavg")
+    changes = ("--set", "run.rounds=10", "--seeds", "1", "--method", "fedavg")
     ran = fedapa("silo", "run", "site.toml", "--out", "out", *changes)
     assert ran.code == 0, ran.err
     assert (tmp_path / "out" / "sites" / "north" / "site-model" / "MODEL_CARD.md").is_file()
+
+
+def test_a_model_that_predicts_one_class_is_not_delivered_unasked(fedapa: Call, tmp_path: Path) -> None:
+    """After one round of FedAvg, everybody is fine."""
+    write_hospitals(tmp_path)
+    words = ("--set", "run.rounds=1", "--seeds", "1", "--method", "fedavg", "--out", "out")
+    ran = fedapa("silo", "run", "silo.toml", *words)
+    assert ran.code == 0, ran.err
+    said = "the model of north is not delivered: it predicts 'fine' for all 60 own rows (train and test)"
+    assert said in ran.err
+    assert "--deliver-anyway" in ran.err
+    card = tmp_path / "out" / "sites" / "north" / "site-model" / "MODEL_CARD.md"
+    assert not card.exists()
+    assert json.loads(fedapa("silo", "run", "silo.toml", *words, "--format", "json").out)["not delivered"].keys() == {
+        "north",
+        "south",
+    }
+    alone = fedapa("export", "out/fedavg-seed0", "--client", "north")
+    assert (alone.code, said in alone.err) == (2, True)
+    assert fedapa("silo", "run", "silo.toml", *words, "--deliver-anyway").code == 0
+    assert "**Of no use as it is: it predicts 'fine' for all 60 own rows" in card.read_text()
+    assert fedapa("export", "out/fedavg-seed0", "--client", "north", "--deliver-anyway").code == 0
+
+
+def rows_with(y: list[int]) -> ClientData:
+    half = len(y) // 2
+    parts = [Split(torch.zeros(len(part), 1), torch.tensor(part)) for part in (y[:half], y[half:])]
+    return ClientData("here", *parts)
+
+
+def flaw(y: list[int], p: list[float]) -> str | None:
+    """Of a model that gives the second class these probabilities."""
+    found = np.array([[1 - value, value] for value in p])
+    return flaw_of(rows_with(y), found[: len(y) // 2], found[len(y) // 2 :], ["fine", "ill"])
+
+
+def test_which_models_are_of_no_use() -> None:
+    y = [0, 0, 0, 1] * 10
+    assert flaw([0] * 40, [0.1] * 40) is None  # one class is all there is
+    assert "predicts 'fine' for all 40" in str(flaw(y, [0.1] * 40))
+    ranked = [0.1, 0.1, 0.1, 0.4] * 10
+    assert "predicts 'fine' for all 40 own rows (train and test); 'fine', the most frequent class, is 75.0%" in str(
+        flaw(y, ranked)
+    )
+    assert "AUC 1.00" in str(flaw(y, ranked))  # whoever uses its probabilities can have it, and asks for it
+    assert flaw(y, [0.1, 0.1, 0.6, 0.6] * 10) is None  # right on 75 %, as good as 'fine' for all, and ranks well
+    assert "is right on 37.5% of 40" in str(flaw(y, [0.6, 0.1, 0.6, 0.6] * 5 + [0.6, 0.6, 0.1, 0.1] * 5))
+    assert flaw(y, [0.1, 0.1, 0.1, 0.9] * 10) is None
 
 
 def test_inspect_one_site(fedapa: Call, tmp_path: Path) -> None:

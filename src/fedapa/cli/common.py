@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,31 @@ def prepare(wanted: Config, out: Path) -> list[Path]:
     for seed in wanted.seeds:
         if (attack := attack_of(wanted, parts.task.clients, seed)) is not None:
             ui.say(f"note: clients lie: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
+    for method in wanted.methods:
+        warn(wanted, method)
     return lay_out(wanted, out)
+
+
+def warn(wanted: Config, method: str) -> None:
+    """Before a run with noised uploads: why it may learn nothing."""
+    from fedapa.config.experiment import assemble, single
+    from fedapa.config.load import settings_of
+    from fedapa.run.simulate import doubts
+
+    if "noised" in settings_of(wanted, method)[0].split("+"):
+        parts = assemble(single(wanted, method, wanted.seeds[0]))
+        for line in doubts(parts.method, parts.task, parts.data.clients[0].train.x[0]):
+            ui.say(f"warning: {method}: {line}")
+
+
+def tell_refused(runs: Iterable[Path]) -> None:
+    """Uploads that the server refused: how many of whom, and the first reason."""
+    from fedapa.run.folder import refusals
+
+    for run in runs:
+        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is told elsewhere
+            if (found := refusals(run)) is not None:
+                ui.say(f"warning: {run.name}: {found}")
 
 
 def default_out(source: str) -> Path:
@@ -111,6 +136,7 @@ def execute_all(
     ``play`` plays one of them, in this process unless another way is given.
     """
     failed = play_all(runs, out, play, again)
+    tell_refused(runs)
     if len(failed) < len(runs):
         print_comparison(out, form)  # also where some failed: the others are done
     if failed:
@@ -184,15 +210,22 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
     rows = results.table(runs, rival)
     ranks = results.ranks(rows)
     if form == "json":
-        whole = {} if ranks is None else {"ranks": ranks._asdict()}
+        whole: dict[str, Any] = {} if ranks is None else {"ranks": ranks._asdict()}
+        whole |= {"privacy": told} if (told := results.protection(runs)) else {}
         ui.dump({"methods": rows, **whole, "runs": results.as_dicts(runs)})
     elif form in ("csv", "latex"):
         click.echo(formats.as_csv(rows) if form == "csv" else formats.as_latex(rows), nl=False)
     else:
         for scenario in dict.fromkeys(row["scenario"] for row in rows):
-            ui.show([_readable(row, rival) for row in rows if row["scenario"] == scenario], form, title=scenario)
+            mine = [row for row in rows if row["scenario"] == scenario]
+            noised = any(row["epsilon"] is not None for row in mine)
+            extra = [{"epsilon": row["epsilon"]} if noised else {} for row in mine]
+            shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
+            ui.show(shown, form, title=scenario)
         if ranks is not None:
             _show_ranks(ranks)
+        for line in results.protection(runs):
+            click.echo(f"privacy: {line}")
 
 
 def print_clients(out: Path, form: str, rival: str = "local") -> None:

@@ -44,7 +44,6 @@ def _extras() -> list[dict[str, Any]]:
     from shutil import which
 
     extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
-              "privacy": ("opacus", "the account of noised uploads"),
               "dashboard": ("starlette", "fedapa watch"),
               "tune": ("optuna", "fedapa tune --search optuna"),
               "flower": ("flwr", "real federations, docs/deploy.md")}  # fmt: skip

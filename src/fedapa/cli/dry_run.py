@@ -39,7 +39,8 @@ def dry_run(
     wire.write(out, found.wire)
     if form == "json":
         scores = {"accuracy": found.accuracy._asdict(), "auc": found.auc._asdict()}
-        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores})
+        told = {"privacy": found.privacy, "warnings": found.warnings}
+        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **told})
         return
     _show(found, form)
     ui.say(f"written to {out}; a client that joins with it sends nothing else")
@@ -59,5 +60,9 @@ def _show(found: Any, form: str) -> None:
         click.echo(f"{found.site}: nothing leaves with {found.method}")
     for line in found.wire["once"]:
         click.echo(f"leaves once: {line}")
+    for line in found.privacy:
+        click.echo(f"privacy: {line}")
+    for line in found.warnings:
+        ui.say(f"warning: {found.method}: {line}")
     accuracy, area = readable(found.accuracy, 100, 1), readable(found.auc)
     click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: accuracy {accuracy} %, AUC {area}")

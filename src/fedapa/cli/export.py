@@ -13,8 +13,9 @@ from fedapa.cli import ui
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--client", required=True, metavar="NAME", help="The client's number or name.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/clients/NAME.")
+@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
 @click.option("--onnx", is_flag=True, help="Also model.onnx (needs the extra 'onnx').")
-def command(run: Path, client: str, out: Path | None, onnx: bool) -> None:
+def command(run: Path, client: str, out: Path | None, anyway: bool, onnx: bool) -> None:
     """Write the model that a client of the finished run RUN has in use, as OUT/site-model.
 
     The folder is all that `fedapa predict` needs.
@@ -31,7 +32,7 @@ def command(run: Path, client: str, out: Path | None, onnx: bool) -> None:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         raise InputError(f"there is no client '{client}'", f"clients: {shown}")
     i = names.index(client) if client in names else int(client)
-    folder = deliver(run, i, out or run / "clients" / names[i])
+    folder = deliver(run, i, out or run / "clients" / names[i], anyway=anyway)
     if onnx:
         write_onnx(folder)
     ui.say(f"written to {folder}")

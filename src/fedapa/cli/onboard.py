@@ -14,9 +14,12 @@ from fedapa.cli import ui
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the new client; default that of its file.")
 @click.option("--rounds", type=click.IntRange(1), help="Visits; default as many as the run has rounds.")
+@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/joined/NAME.")
 @ui.format_option
-def command(run: Path, file: Path, name: str | None, rounds: int | None, out: Path | None, form: str) -> None:
+def command(
+    run: Path, file: Path, name: str | None, rounds: int | None, anyway: bool, out: Path | None, form: str
+) -> None:
     """Add a client with the data FILE to the run RUN, finished or going, without retraining the others.
 
     Compares three models on the new client's own test rows: trained alone, the mean of the others' models, and what
@@ -31,7 +34,7 @@ def command(run: Path, file: Path, name: str | None, rounds: int | None, out: Pa
     total = rounds or read_config(run).run.rounds
     with ui.progress() as bar:
         task = bar.add_task(f"onboarding {who}", total=total, note="")
-        found = onboard(run, who, file, out or run / "joined" / who, rounds, lambda t: bar.advance(task))
+        found = onboard(run, who, file, out or run / "joined" / who, rounds, lambda t: bar.advance(task), anyway)
     if form == "json":
         scores = {k: {"accuracy": found.accuracy[k]._asdict(), "auc": found.auc[k]._asdict()} for k in found.accuracy}
         ui.dump({"name": who, "rows": found.rows, "models": scores, "weights": found.weights, "folder": found.folder})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedapa.cli import ui
+
+if TYPE_CHECKING:
+    from fedapa.methods.privacy import Account
 
 
 @click.command(short_help="Check a config and say what it will cost")
@@ -29,34 +32,47 @@ def command(
     from fedapa.cli import common
     from fedapa.config.experiment import attack_of, load_data
     from fedapa.data.inspect import table
+    from fedapa.methods.privacy import Account, told
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     data = load_data(wanted, wanted.seeds[0])
     with ui.progress() as bar:
         one = bar.add_task("planning", total=len(wanted.methods), note="")
-        rows = []
+        rows, accounts, doubts = list[dict[str, Any]](), dict[str, Account](), list[str]()
         for name in wanted.methods:
             bar.update(one, note=name)
-            rows.append(_row(wanted, name, not no_timing))
+            row, account, doubt = _row(wanted, name, not no_timing)
+            rows.append(row)
+            accounts |= {} if account is None else {name: account}
+            doubts += [f"{name}: {line}" for line in doubt]
             bar.advance(one)
+    if accounts:
+        rows = [row | {"epsilon": a.short() if (a := accounts.get(row["method"])) else None} for row in rows]
     clients, attack = table(data), attack_of(wanted, len(data.clients), wanted.seeds[0])
     if attack is not None:
         clients = [{**row, "lies": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
     if form == "json":
-        found = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
-        click.echo(json.dumps(found | ({} if attack is None else {"attack": attack._asdict()}), indent=2))
+        found: dict[str, Any] = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
+        found |= {} if attack is None else {"attack": attack._asdict()}
+        click.echo(json.dumps(found | ({"privacy": told(accounts), "warnings": doubts} if accounts else {}), indent=2))
         return
     ui.show(clients, form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
     ui.show(rows, form, title=f"{wanted.run.rounds} rounds, seeds {', '.join(map(str, wanted.seeds))}")
+    for line in told(accounts):
+        click.echo(f"privacy: {line}")
+    for line in doubts:
+        ui.say(f"warning: {line}")
     if not no_timing:
         total = sum(row["hours"] for row in rows)
         ui.say(f"about {_clock(total * 3600)} for everything, estimated from two rounds of each method")
 
 
-def _row(wanted: Any, name: str, timing: bool) -> dict[str, Any]:
+def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account | None, list[str]]:
+    """What a method costs, what its noise protects, and why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.core.tree import count_bytes
-    from fedapa.run.simulate import wire_bytes
+    from fedapa.methods.wrap import account_of
+    from fedapa.run.simulate import doubts, wire_bytes
 
     method, task, data, plan = assemble(single(wanted, name, wanted.seeds[0]))
     sample = data.clients[0].train.x[0]
@@ -79,7 +95,7 @@ def _row(wanted: Any, name: str, timing: bool) -> dict[str, Any]:
             "hours": round(seconds * plan.rounds * len(wanted.seeds) / 3600, 3),
             "memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
-    return row
+    return row, account_of(method, plan.rounds, simulated=True), doubts(method, task, sample)
 
 
 def _seconds_per_round(method: Any, task: Any, data: Any, plan: Any) -> float:

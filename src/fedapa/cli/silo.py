@@ -19,17 +19,18 @@ def command() -> None:
 @click.argument("config")
 @ui.config_options
 @click.option("--deliver", metavar="METHOD", help="Whose models go to the sites; default fedapa, or the last method.")
+@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also models that predict one class for all rows.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.format_option
 def run(
     config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    deliver: str | None, out: Path | None, form: str,
+    deliver: str | None, anyway: bool, out: Path | None, form: str,
 ) -> None:  # fmt: skip
     """Run every method of CONFIG on every split of the sites' data; accuracy and AUC of every site.
 
     Every seed is another split. Intervals are 95 % confidence intervals over the splits, widened for the rows that
-    splits share. The models of the first split go to OUT/sites/NAME/site-model. Cut off, the same command with the
-    same --out goes on.
+    splits share. The models of the first split go to OUT/sites/NAME/site-model; one that says no more than the most
+    frequent class is not delivered. Cut off, the same command with the same --out goes on.
     """
     from fedapa.cli import common
     from fedapa.config.experiment import load_own
@@ -44,13 +45,16 @@ def run(
     runs = common.prepare(wanted, out)
     for note in own.notes:
         ui.say(f"note: {note}")
-    if failed := common.play_all(runs, out):
+    failed = common.play_all(runs, out)
+    common.tell_refused(runs)
+    if failed:
         raise common.summed_up(failed, len(runs), out)
-    _report(wanted, runs, out, chosen, form)
+    _report(wanted, runs, out, chosen, anyway, form)
 
 
-def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, form: str) -> None:
+def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool, form: str) -> None:
     from fedapa.data.schema import to_json
+    from fedapa.run import results
     from fedapa.run.checkpoint import write_json
     from fedapa.site import silo
     from fedapa.site.deliver import agreed_schema, deliver_all
@@ -65,14 +69,21 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, form: str) ->
     write_json(out / "silo.json", everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
-    delivered = deliver_all(folder, scored, out / "sites")
+    delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
+    privacy = results.protection(results.load(out))
     if form == "json":
-        ui.dump(everything | {"delivered": [str(path) for path in delivered]})
+        found = {"delivered": [str(path) for path in delivered], "not delivered": refused, "privacy": privacy}
+        ui.dump(everything | found)
         return
     ui.show([_readable(row) for row in silo.table(scored)], form, title=f"{len(wanted.seeds)} splits, 95 % intervals")
     for note in everything["notes"]:
         click.echo(f"note: {note}")
-    ui.say(f"all numbers: {out}/silo.json; runs: {out}; models of {chosen}: {out}/sites/*/site-model")
+    for line in privacy:
+        click.echo(f"privacy: {line}")
+    for reason in refused.values():
+        ui.say(f"warning: {reason}; --deliver-anyway writes it all the same")
+    models = f"; models of {chosen}: {out}/sites/*/site-model" if delivered else ""
+    ui.say(f"all numbers: {out}/silo.json; runs: {out}{models}")
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

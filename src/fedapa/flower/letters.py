@@ -82,7 +82,7 @@ class Description:
     mean: list[float]
     std: list[float]
     labels: list[int]  # the classes that it has
-    fingerprint: str
+    fingerprint: str  # of the rows, keyed by a secret of the site
     native: bool  # the native engine can run the model here
 
 

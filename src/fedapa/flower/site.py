@@ -6,9 +6,11 @@ of the models that are built in or that the site itself allowed.
 
 from __future__ import annotations
 
+import secrets
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,18 +24,22 @@ from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.flower.kit import Kit, read_kit
 from fedapa.flower.letters import Answer, Ask, Description, Terms
+from fedapa.flower.releases import Releases
 from fedapa.flower.store import Store
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
+from fedapa.methods.wrap import account_of, noise_of
 from fedapa.run import wire
 from fedapa.run.engines import Engine, native_kernel
 from fedapa.run.loop import Plan
 from fedapa.run.simulate import make_task
 from fedapa.run.transport import Record, Request, reseed, visit
+from fedapa.task.local import Entropy
 from fedapa.task.models import build_model
 from fedapa.task.task import Task, Training
 
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
+SALT = "salt"
 Share = Callable[[Config], Federated]  # the site's own data, as a federation of one
 
 
@@ -48,14 +54,25 @@ class Agreed(NamedTuple):
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
     (name,) = config.methods
-    base, settings = settings_of(config, name)
     run, model, training = config.run, config.model, Training(**training_of(config, name).model_dump())
     plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "")
     engine: Engine = terms.engine  # type: ignore[assignment]
     task = make_task(about, model.name, training, run.rounds, model.head, model.buffers, engine, run.participation)
     task = replace(task, sizes=torch.tensor(terms.sizes, dtype=torch.int64), names=tuple(terms.names))
-    return Agreed(make(base, **settings), task, plan)
+    return Agreed(_method(config), task, plan)
+
+
+def _method(config: Config) -> Method:
+    base, settings = settings_of(config, config.methods[0])
+    return make(base, **settings)
+
+
+def _salted(record: Record) -> Record:
+    """The digest of a state goes to the coordinator. Training is deterministic, so a digest of the state alone would
+    tell whether a guess at the rows is right; with random bytes in it, it tells nothing."""
+    salt = torch.tensor(list(secrets.token_bytes(32)), dtype=torch.uint8)
+    return record._replace(memory={**record.memory, SALT: salt})
 
 
 def read_config(text: str) -> Config:
@@ -116,8 +133,10 @@ class Site:
             config = self._checked(read_config(text))
             if self.wire is not None:
                 wire.check_method(self.wire, config.methods[0])
+                wire.check_noise(self.wire, account_of(_method(config), config.run.rounds, simulated=False))
             data, model = self.share(config), config.model
             split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
+            fingerprint = self.store.keyed(data.fingerprint)
         except FedapaError as error:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
         mine = data.clients[0]
@@ -126,7 +145,7 @@ class Site:
         return Description(
             self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
             list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
-            list(map(float, data.mean)), list(map(float, data.std)), labels, data.fingerprint,
+            list(map(float, data.mean)), list(map(float, data.std)), labels, fingerprint,
             native_kernel(split, data) is not None,
         )  # fmt: skip
 
@@ -141,13 +160,26 @@ class Site:
     def _visit(self, terms: Terms, ask: Ask, down: Tree, blank: Answer) -> tuple[Answer, Tree | None]:
         torch.set_num_threads(1)  # as in a simulation, whose bits these are
         self._check_name(ask.site)
-        (method, task, plan), data = self._agree(terms, ask.client)
+        agreed, data = self._agree(terms, ask.client)
+        train = partial(self._train, terms, ask, down, blank, agreed, data)
+        if not ask.train or noise_of(agreed.method) is None:
+            return train()
+        if self.wire is not None:
+            wire.check_noise(self.wire, account_of(agreed.method, agreed.plan.rounds, simulated=False))
+        releases = Releases(self.store.place(terms.run), terms.config, agreed.plan.rounds)
+        return releases.answer(ask, down, train)
+
+    def _train(
+        self, terms: Terms, ask: Ask, down: Tree, blank: Answer, agreed: Agreed, data: ClientData
+    ) -> tuple[Answer, Tree | None]:
+        method, task, plan = agreed
         record = self._record(method, task, plan.seed, terms.run, ask)
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
         reseed(task, plan.seed, request)
-        new, reply = visit(method, task, data, record, request, plan.seed)
+        new, reply = visit(method, task, data, record, request, plan.seed, entropy=Entropy())
         if self.wire is not None and reply.up is not None:
             wire.check(self.wire, read_config(terms.config).methods[0], reply.up)
+        new = _salted(new) if noise_of(method) is not None else new
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
         self.store.prune(terms.run, ask.keep_from)
         answer = replace(

@@ -10,11 +10,12 @@ quantised  every number as one of 2^bits levels between the smallest and the lar
 top        only the largest changes, with their places; the rest is remembered at the client and added to its next
            change (error feedback, Stich et al. 2018). Hides nothing.
 noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` times that norm (McMahan et al. 2018),
-           added at the client: the server never sees it clean. Protects a client's whole contribution to the messages:
-           (epsilon, delta) against whoever sees all its uploads, the server included, compared with a client that had
-           sent no change. It does not protect the number of train rows, that the client takes part, what the model on
-           site says of its own rows, or a single row better than the whole. Sampling of clients counts for nothing,
-           since the server knows who took part. Models are the worse for the noise.
+           added at the client: the server never sees it clean. Protects a client's whole contribution to its uploads:
+           (epsilon, delta) against whoever sees all of them, the server included, compared with a client that had
+           sent no change. What it does not cover is listed in privacy.py. At a real site the noise comes from the
+           operating system's entropy, is drawn once for a request and kept beside the state (flower/releases.py); so
+           a real run has other bits than its simulation. In a simulation it comes from the run's seed and protects
+           nobody. Models are the worse for the noise.
 ema        the model in use is the running mean of the client's own models after training: m <- m + w (model - m) after
            every visit, w = max(1 / visits, 1 - decay), which is the plain mean at first. Uploads, training and server
            stay as they are. A client that never trained is shown what arrives, because it has no mean yet.
@@ -22,6 +23,7 @@ ema        the model in use is the running mean of the client's own models after
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, When, hyper
+from fedapa.methods.privacy import Account, epsilon
 from fedapa.task.local import Local
 from fedapa.task.task import Task
 
@@ -53,10 +56,6 @@ class Wrapped(Method):
     def decode(self, down: Tree, up: Tree) -> Tree:
         """What the method inside is given for it."""
         return up
-
-    def promises(self, rounds: int) -> list[str]:
-        """What a model card may say about protection."""
-        return list(getattr(self.inner, "promises", lambda _: [])(rounds))
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         return self.inner.init(task, seed)
@@ -192,32 +191,57 @@ class Noised(Wrapped):
         if not changes:
             return up
         total = torch.stack([change.norm() for change in changes.values()]).norm()
-        scale, random = (self.norm / total.clamp(min=1e-30)).clamp(max=1.0), local.random()
+        scale, private = (self.norm / total.clamp(min=1e-30)).clamp(max=1.0), local.private()
         noised = {
-            name: change * scale + self.noise * self.norm * gauss(random, change) for name, change in changes.items()
+            name: change * scale + self.noise * self.norm * torch.from_numpy(private.normal(change.numel()))
+            for name, change in changes.items()
         }
         return {**up, **{name: restored(down, name, change, up[name].shape) for name, change in noised.items()}}
 
     def epsilon(self, rounds: int) -> float:
-        """Of a client that took part in this many rounds, by opacus' RDP accountant; infinite without noise."""
-        if self.noise == 0.0:
-            return float("inf")
-        try:
-            from opacus.accountants import RDPAccountant
-        except ImportError:
-            raise InputError("the privacy account needs opacus", "pip install 'fedapa[privacy]'") from None
-        accountant = RDPAccountant()
-        accountant.history = [(self.noise, 1.0, rounds)]
-        return float(accountant.get_epsilon(self.delta))
+        """Of a client that took part in this many rounds; infinite without noise."""
+        return epsilon(self.noise, rounds, self.delta)
 
-    def promises(self, rounds: int) -> list[str]:
-        try:
-            spent = f"epsilon {self.epsilon(rounds):.3g} at delta {self.delta:g} over {rounds} rounds (RDP account)"
-        except InputError as error:
-            spent = f"{error.message}: {error.hint}"
-        clipped = f"Uploads are clipped to norm {self.norm:g} and carry noise of {self.noise:g} norms: {spent}"
-        what = "for the site's whole contribution to its uploads; number of rows and the model on site are not covered"
-        return [*super().promises(rounds), f"{clipped}, {what}."]
+    def account(self, rounds: int, simulated: bool) -> Account:
+        return Account(self.epsilon(rounds), self.delta, self.norm, self.noise, rounds, simulated)
+
+    def doubts(self, task: Task, down: Tree, up: Tree) -> list[str]:
+        """Why training under so much noise will fail, by a first exchange; empty where it need not.
+
+        Two ratios are compared with 1; decision 7 has the accuracy that they cost on digits.
+        """
+        models = [name for name, leaf in up.items() if name != "n" and has_reference(down, name, leaf)]
+        size = math.sqrt(sum(float(down[name].double().square().sum()) for name in models))
+        once = self.noise * self.norm * math.sqrt(sum(up[name].numel() for name in models))
+        whole, most = once * math.sqrt(task.rounds / task.clients), task.rounds * self.norm
+        told = []
+        if once > size:
+            told.append(
+                f"one upload carries noise of norm {once:.3g}, the model itself has norm {size:.3g}: training may"
+                " diverge. A smaller norm helps and leaves epsilon as it is"
+            )
+        if whole > most and task.clients > 1:  # a site that plans alone does not know of the others
+            told.append(
+                f"in {task.rounds} rounds uploads of {task.clients} clients can move their mean by {most:.3g} at most,"
+                f" their noise moves it by about {whole:.3g}: little can be learned from it. Fewer parameters or more"
+                " clients help; less noise or more rounds do and raise epsilon"
+            )
+        return told
+
+
+def noise_of(method: Method) -> Noised | None:
+    """The wrapper that adds noise, if one is around the method."""
+    while isinstance(method, Wrapped):
+        if isinstance(method, Noised):
+            return method
+        method = method.inner
+    return None
+
+
+def account_of(method: Method, rounds: int, simulated: bool) -> Account | None:
+    """What the method's noise protects in so many rounds; None where it adds none."""
+    found = noise_of(method)
+    return None if found is None else found.account(rounds, simulated)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,20 @@ def rounds_done(folder: Path) -> int:
         return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
 
 
+def refusals(folder: Path) -> str | None:
+    """How many uploads were refused, of whom, and why the first was; None where none was."""
+    if not ledger.is_begun(folder / "run.db"):
+        return None
+    with ledger.reading(folder / "run.db") as db:
+        found = [(t, i, text) for t, i, kind, text in ledger.events(db) if kind == "refused"]
+        visits = len(found) + int(db.execute("SELECT coalesce(sum(trained), 0) FROM round").fetchone()[0])
+    if not found:
+        return None
+    clients, (t, _, text) = len({i for _, i, _ in found}), found[0]
+    count = f"{len(found)} of {visits} uploads, of {clients} client{'s' if clients > 1 else ''}, were refused"
+    return f"{count}; first in round {t + 1}: {text} (all in {folder / 'log.txt'})"
+
+
 def in_use(folder: Path) -> bool:
     """Is a process at this run? Asked by taking its lock for a moment."""
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.errors import InputError
+from fedapa.methods import privacy
 from fedapa.methods.catalogue import METHODS
 from fedapa.run import ledger, provenance, statistics
 from fedapa.run.evaluate import Counts, Summary
@@ -20,7 +21,7 @@ from fedapa.run.provenance import Provenance
 
 Percent = npt.NDArray[np.float64]
 LOCAL = "local"  # the rival of all: training alone
-LATER = ("attackers", "attacker_weight", "provenance")  # older files of results do not have them
+LATER = ("attackers", "attacker_weight", "provenance", "account")  # older files of results do not have them
 TAIL = 5  # rounds in the mean of the last rounds
 
 
@@ -57,6 +58,11 @@ class RunResult:
     attackers: tuple[int, ...] = ()  # the clients that lie
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
     provenance: Provenance = Provenance()
+    account: str = ""  # JSON of the privacy account, where uploads are noised
+
+    @property
+    def privacy(self) -> privacy.Account | None:
+        return privacy.from_json(self.account) if self.account else None
 
     @property
     def honest(self) -> npt.NDArray[np.bool_]:
@@ -125,6 +131,7 @@ def read(folder: Path, scenario: str = "") -> RunResult | None:
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
             about["evaluated"], before, after, ledger.bytes_per_visit(db) / 1024, seconds,
             counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
+            about.get("privacy", ""),
         )  # fmt: skip
 
 
@@ -230,7 +237,14 @@ def _row(label: str, mine: Sequence[RunResult], runs: Sequence[RunResult], rival
     row |= _attacked(mine, runs)
     row["kib"] = _mean([run.kib for run in mine])
     row["seconds"] = _mean([run.seconds for run in mine])
+    account = mine[0].privacy
+    row["epsilon"] = None if account is None else account.short()
     return row
+
+
+def protection(runs: Sequence[RunResult]) -> list[str]:
+    """What noised uploads protect and what not, method by method."""
+    return privacy.told({run.label: account for run in runs if (account := run.privacy) is not None})
 
 
 def _gains(pairs: Sequence[tuple[Percent, Percent]]) -> dict[str, Any]:
@@ -304,6 +318,7 @@ def _from_dict(row: dict[str, Any]) -> RunResult:
     known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in LATER}
     later: dict[str, Any] = {name: tuple(row.get(name, ())) for name in ("attackers", "attacker_weight")}
     later["provenance"] = provenance.from_dict(row.get("provenance", {}))
+    later["account"] = row.get("account", "")
     counts = np.array(row["counts"], dtype=np.int64)
     return RunResult(**{**known, **later, **phases, "folder": Path(row["folder"]), "counts": counts})
 

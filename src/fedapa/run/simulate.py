@@ -13,6 +13,7 @@ from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
+from fedapa.methods.wrap import account_of, noise_of
 from fedapa.run import loop, provenance
 from fedapa.run.engines import Engine, one_thread, with_engine
 from fedapa.run.evaluate import Summary, summarise
@@ -127,6 +128,8 @@ def play(
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
+        account = account_of(method, plan.rounds, simulated="federation" not in about)
+        about |= {} if account is None else {"privacy": account.to_json()}
         for newcomer in gate.members(keeper.position()) if gate is not None else ():
             clients = [*clients, newcomer.row(len(clients))]
             larger = task.with_client(newcomer.name, newcomer.train)
@@ -165,6 +168,12 @@ def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
     """Bytes down and up per client and round, counted from the trees."""
     down, up = wire(method, task, sample)
     return count_bytes(down), count_bytes(up)
+
+
+def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
+    """What is to be said before a run with noised uploads: why it may learn nothing."""
+    noised = noise_of(method)
+    return [] if noised is None else noised.doubts(task, *loop.Expected(method, task, sample).exchanges(1)[0])
 
 
 def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> loop.Sink:

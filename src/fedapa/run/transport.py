@@ -21,7 +21,7 @@ from fedapa.run.cohort import cohorts, play_together
 from fedapa.run.evaluate import Score, score
 from fedapa.run.gate import Newcomer
 from fedapa.streams import torch_seed
-from fedapa.task.local import Engine, Local, Plain
+from fedapa.task.local import Engine, Local, Normal, Plain
 from fedapa.task.task import Task
 
 
@@ -78,12 +78,16 @@ def visit(
     request: Request,
     seed: int,
     engine: Engine | None = None,
+    entropy: Normal | None = None,
 ) -> tuple[Record, Reply]:
-    """Everything that happens at a client in one round. The same code runs in every transport and on every engine."""
+    """Everything that happens at a client in one round. The same code runs in every transport and on every engine.
+
+    A real site gives ``entropy``, which noise is then drawn from.
+    """
     engine = engine or Plain()
     start = engine.clock()
     down = engine.once(request.down)
-    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine)
+    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
     state = method.receive(task, record.state, down, local)
     before = score(method, task, state, data, engine) if request.evaluate else None
     if not request.train:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.errors import InputError
+from fedapa.methods.privacy import NOT_COVERED, Account
 from fedapa.run.checkpoint import write_json
 
 FORMAT = "fedapa-wire-1"
@@ -34,13 +36,17 @@ def listed(tree: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     ]
 
 
-def agreement(site: str, method: str, exchanges: Sequence[tuple[Tree, Tree]], once: Sequence[str]) -> dict[str, Any]:
-    """The content of wire.json: the different messages up and down, and what leaves once at enrolment."""
+def agreement(
+    site: str, method: str, exchanges: Sequence[tuple[Tree, Tree]], once: Sequence[str], noise: Account | None = None
+) -> dict[str, Any]:
+    """The content of wire.json: the different messages up and down, what leaves once at enrolment, the noise."""
     ups, downs = ([listed(pair[side]) for pair in exchanges] for side in (1, 0))
     content = {
         "format": FORMAT, "site": site, "method": method, "up": _different(ups), "down": _different(downs),
         "bytes_up_per_round": max((count_bytes(up) for _, up in exchanges), default=0), "once": list(once),
     }  # fmt: skip
+    if noise is not None:
+        content["noise"] = json.loads(noise.to_json()) | {"not covered": list(NOT_COVERED)}
     return {**content, "seal": seal(content)}
 
 
@@ -86,6 +92,20 @@ def check_method(wire: Mapping[str, Any], method: str) -> None:
         raise Refused(
             f"the server plays {method}, this site agreed to {wire['method']}", "make a new dry run before you join"
         )
+
+
+def check_noise(wire: Mapping[str, Any], noise: Account | None) -> None:
+    """Refuse a run whose uploads are protected less than the site agreed to: less noise, or more rounds of it."""
+    if noise is None:
+        return
+    agreed = wire.get("noise") or {"noise": math.inf, "rounds": 0}  # written before noise was listed
+    for what, found, worse in (
+        ("noise", noise.noise, noise.noise < agreed["noise"]),
+        ("rounds", noise.rounds, noise.rounds > agreed["rounds"]),
+    ):
+        if worse:
+            hint = "epsilon would be larger; make a new dry run before you join"
+            raise Refused(f"the server wants {what} = {found:g}, this site agreed to {agreed[what]:g}", hint)
 
 
 def _fault(up: Mapping[str, Tensor], message: Sequence[Mapping[str, Any]]) -> str | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fedapa.data.schema import Schema
 from fedapa.methods.method import Method
+from fedapa.methods.wrap import account_of
 from fedapa.run.statistics import Interval
 from fedapa.site.silo import Scored, readable, table
 
@@ -27,11 +28,13 @@ class Facts(NamedTuple):
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
     settings: str = ""  # of the training behind all scores
+    flaw: str = ""  # why the model is of no use here
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
     parts = [
         f"# Model of {facts.site}",
+        f"**Of no use as it is: {facts.flaw}.** It was delivered on demand." if facts.flaw else "",
         _purpose(facts, schema),
         _data(facts, schema),
         _scores(facts, scored),
@@ -142,5 +145,6 @@ def _limits() -> str:
 
 
 def privacy_of(method: Method, rounds: int) -> list[str]:
-    """What a method says about the protection that it adds."""
-    return list(getattr(method, "promises", lambda _: [])(rounds))
+    """What a method says about the protection that it adds; models are delivered from simulations."""
+    account = account_of(method, rounds, simulated=True)
+    return [] if account is None else account.lines()

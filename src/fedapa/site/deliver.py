@@ -12,6 +12,7 @@ import numpy as np
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.schema import Config
+from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.sites import Own, Sites, described
 from fedapa.data.tables import Table
@@ -26,14 +27,28 @@ from fedapa.site.model import write_model
 from fedapa.site.silo import Scored, score_run
 
 
-def deliver_all(run: Path, scored: Sequence[Scored], out: Path) -> list[Path]:
-    """Every site's model of a run below ``out``."""
-    config = read_config(run)
-    return [deliver(run, i, out / name, scored) for i, name in enumerate(_names(config))]
+class Useless(InputError):
+    """A model that says no more than the most frequent class does."""
 
 
-def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None) -> Path:
-    """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions."""
+def deliver_all(
+    run: Path, scored: Sequence[Scored], out: Path, anyway: bool = False
+) -> tuple[list[Path], dict[str, str]]:
+    """Every site's model of a run below ``out``; and the sites that got none, with the reason."""
+    delivered, refused = [], {}
+    for i, name in enumerate(_names(read_config(run))):
+        try:
+            delivered.append(deliver(run, i, out / name, scored, anyway))
+        except Useless as error:
+            refused[name] = error.message
+    return delivered, refused
+
+
+def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None, anyway: bool = False) -> Path:
+    """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions.
+
+    A model of no use is refused, or delivered ``anyway`` with a card that says so.
+    """
     config = read_config(run)
     parts = assemble(config, kept_engine(config.run.engine, run))
     if not 0 <= i < len(parts.data.clients):
@@ -44,7 +59,10 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     schema = own.schemas[i] if own is not None else plain_schema(parts)
     state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
     p = probabilities(parts.method, parts.task, state, client.test.x)
-    facts = _facts(config, parts, point, i, p)
+    seen = probabilities(parts.method, parts.task, state, client.train.x)
+    flaw = flaw_of(client, seen, p, schema.class_names)
+    refuse(client.name, flaw, anyway)
+    facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
     base, settings = settings_of(config, config.methods[0])
     card = write_card(facts, schema, score_run(run) if scored is None else scored)
     sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
@@ -56,6 +74,30 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     if own is not None:
         _write_held_out(out, own, i, schema, p)
     return folder
+
+
+def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
+    """Why a model is of no use on the site's own rows, train and test together: it predicts one class for all of them,
+    or is right no more often than the most frequent class and ranks them no better than chance."""
+    y, both = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]), np.concatenate([seen, p])
+    counts, said = np.bincount(y), np.unique(both.argmax(1))
+    share, right = counts.max() / len(y), statistics.accuracy(y, both)
+    if (counts > 0).sum() < 2 or right > share:
+        return None
+    area = statistics.bootstrap(y, both, statistics.auc)
+    if len(said) > 1 and area.low is not None and area.low > 0.5:
+        return None
+    says = f"predicts {names[int(said[0])]!r} for all" if len(said) == 1 else f"is right on {right:.1%} of"
+    often = f"{names[int(counts.argmax())]!r}, the most frequent class, is {share:.1%} of them"
+    return f"it {says} {len(y)} own rows (train and test); {often}; AUC {area.mean:.2f}"
+
+
+def refuse(site: str, flaw: str | None, anyway: bool) -> None:
+    if flaw and not anyway:
+        raise Useless(
+            f"the model of {site} is not delivered: {flaw}",
+            "see the run's log for refused uploads; lower noise or rates; --deliver-anyway writes it all the same",
+        )
 
 
 def _names(config: Config) -> list[str]:

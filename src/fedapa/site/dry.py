@@ -15,10 +15,11 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import entry, make
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method
+from fedapa.methods.wrap import account_of
 from fedapa.run import statistics, wire
 from fedapa.run.loop import Expected, Plan, RoundLog, start
 from fedapa.run.personal import probabilities
-from fedapa.run.simulate import make_task, simulate
+from fedapa.run.simulate import doubts, make_task, simulate
 from fedapa.run.statistics import Interval
 from fedapa.run.transport import Record, Request, visit
 from fedapa.task.task import Task, Training
@@ -32,6 +33,8 @@ class DryRun(NamedTuple):
     rows: tuple[int, int]  # train, test
     accuracy: Interval  # of local training alone
     auc: Interval
+    privacy: list[str]  # what noised uploads protect and what not
+    warnings: list[str]
 
 
 def dry_run(
@@ -45,7 +48,8 @@ def dry_run(
     training = Training(**training_of(config, method).model_dump())
     task = make_task(own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers)
     base, settings = settings_of(single(config, method, seed), method)
-    exchanges = _messages(make(base, **settings), task, client, i, seed)
+    played = make(base, **settings)
+    exchanges = _messages(played, task, client, i, seed)
     assert config.sites is not None
     schema = own.schemas[i]
     once = [f"names of {len(schema.columns)} columns and {len(schema.inputs)} inputs", "number of train rows"]
@@ -53,11 +57,16 @@ def dry_run(
     if config.sites.scaling == "federated":
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
-    agreed = wire.agreement(client.name, method, exchanges, once)
+    account = account_of(played, config.run.rounds, simulated=False)
+    agreed = wire.agreement(client.name, method, exchanges, once, account)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
-    scores = (statistics.bootstrap(y, p, measure) for measure in (statistics.accuracy, statistics.auc))
+    accuracy, area = (statistics.bootstrap(y, p, measure) for measure in (statistics.accuracy, statistics.auc))
     sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
-    return DryRun(client.name, method, agreed, sees, (len(client.train.y), len(client.test.y)), *scores)
+    privacy = [] if account is None else account.lines()
+    sizes = len(client.train.y), len(client.test.y)
+    return DryRun(
+        client.name, method, agreed, sees, sizes, accuracy, area, privacy, doubts(played, task, client.train.x[0])
+    )
 
 
 def _place(data: Federated, site: str | None) -> int:

@@ -34,7 +34,7 @@ from fedapa.run.personal import in_use, probabilities
 from fedapa.run.statistics import Interval
 from fedapa.run.transport import Record, Request, visit
 from fedapa.site.card import Facts, privacy_of, write_card
-from fedapa.site.deliver import data_dir_of, plain_schema, sites_of
+from fedapa.site.deliver import data_dir_of, flaw_of, plain_schema, refuse, sites_of
 from fedapa.site.model import write_model
 from fedapa.task.task import Task
 
@@ -51,7 +51,13 @@ class Newcomer(NamedTuple):
 
 
 def onboard(
-    run: Path, name: str, file: Path, out: Path, rounds: int | None = None, told: Callable[[int], None] | None = None
+    run: Path,
+    name: str,
+    file: Path,
+    out: Path,
+    rounds: int | None = None,
+    told: Callable[[int], None] | None = None,
+    anyway: bool = False,
 ) -> Newcomer:
     """Add one client with its own file to a run; its model and the server's new state go to ``out``."""
     config = read_config(run)
@@ -79,7 +85,10 @@ def onboard(
     matrix = method.watch(server).get("A")
     weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
     sizes = len(client.train.y), len(client.test.y)
-    folder = _write(run, out, parts, own, task, models["onboarded"][1], accuracy, area, weights, rounds)
+    seen = probabilities(method, task, models["onboarded"][1], client.train.x)
+    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names)
+    refuse(name, flaw, anyway)
+    folder = _write(run, out, parts, own, task, models["onboarded"][1], accuracy, area, weights, rounds, flaw or "")
     checkpoint.write(out / "checkpoints", grown)
     return Newcomer(name, sizes, accuracy, area, weights, folder)
 
@@ -139,7 +148,7 @@ def _mean(task: Task, point: Checkpoint) -> Tree:
 
 def _write(
     run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, accuracy: dict[str, Interval],
-    area: dict[str, Interval], weights: dict[str, float], rounds: int,
+    area: dict[str, Interval], weights: dict[str, float], rounds: int, flaw: str,
 ) -> Path:  # fmt: skip
     config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
     base, settings = settings_of(config, config.methods[0])
@@ -147,7 +156,7 @@ def _write(
     known, scores = entry(base), {"accuracy": accuracy["onboarded"], "auc": area["onboarded"]}
     facts = Facts(
         client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
-        tested, scores, weights, task.names, privacy_of(parts.method, rounds),
+        tested, scores, weights, task.names, privacy_of(parts.method, rounds), flaw=flaw,
     )  # fmt: skip
     card = write_card(facts, schema, [])
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,6 +93,37 @@ class Plain:
         return time.perf_counter()
 
 
+class Normal(Protocol):
+    """Where normal numbers come from."""
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        """So many independent standard normal numbers."""
+
+
+class Seeded:
+    """From a stream that everybody who knows its key can draw again."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        return self._random.standard_normal(count, dtype=np.float32)
+
+
+class Entropy:
+    """From the operating system's cryptographic generator: no seed, no state, nothing that could be drawn again.
+
+    A fast generator with a secret seed would not do: whoever guesses the update knows the noise, and can find the
+    state of such a generator from it.
+    """
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        from scipy.special import ndtri
+
+        bits = np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64) >> 12
+        return np.asarray(ndtri((bits + 0.5) * 2.0**-52), dtype=np.float32)  # 52 bits: neither 0 nor 1 is drawn
+
+
 @dataclass
 class Local:
     """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the state."""
@@ -103,6 +136,7 @@ class Local:
     memory: Tree = field(default_factory=dict)
     calls: int = 0
     engine: Engine = field(default_factory=Plain)
+    entropy: Normal | None = None  # at a real site; None in a simulation
 
     @property
     def n(self) -> int:
@@ -116,6 +150,11 @@ class Local:
         """The next random stream of this visit, keyed by (seed, round, client, call)."""
         self.calls += 1
         return self._stream(self.calls)
+
+    def private(self) -> Normal:
+        """Noise that the server must not know: a seeded stream in a simulation, entropy at a real site."""
+        seeded = self.random()  # drawn at a site, too, so that later streams of the visit are the same in both
+        return self.entropy or Seeded(seeded)
 
     def fresh(self) -> tuple[Tensor, Tensor]:
         """theta and phi of this client's own random start."""
