@@ -34,6 +34,10 @@ other one makes the command fail.
 - fedapa: commit {own_commit}; Python {python}, torch {torch}.
 - Data: scikit-learn's handwritten digits as colour images of 32 x 32, {clients} clients with {samples} train samples,
   batches of {batch}, LeNet-5. All clients take part in every round with PFLlib, at least 60 % with the released code.
+- Settings: both columns name what is not the default. Where the defaults are of different kinds, ours follow PFLlib:
+  FedALA learns its mixing from all samples in order; FedProto predicts by global prototypes, which PFLlib does not have
+  in its first round; FedPHP scores the local model, and PFLlib's mu is scaled, since it counts rounds from 0; PFLlib
+  plays DBE's initialisation before its first round, ours is a round.
 - Momentum: our clients keep it from round to round (`keep_momentum`). PFLlib trains without; for the rows with
   momentum, `torch.optim.SGD` gets it as a default, and PFLlib's optimizers live as long as its clients.
 """
