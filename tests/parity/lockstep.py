@@ -139,6 +139,11 @@ class Ours:
     epochs: list[Epochs]
 
     @property
+    def start(self) -> Tensor:
+        """The model that everybody starts from, as one vector."""
+        return torch.cat(self.task.init(SEED))
+
+    @property
     def server(self) -> Tree:
         return self.states[-1].server
 

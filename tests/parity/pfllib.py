@@ -193,10 +193,9 @@ def _run_theirs(case: Case, data: Federated, ours: Ours, momentum: float) -> Any
     """PFLlib's server after its last round."""
     words = f"-data Cifar10 -m CNN -algo {case.algorithm} -dev cpu -lr {RATES[momentum]} -lbs {BATCH} -ls {case.epochs}"
     words += f" -gr {ROUNDS - 1} -jr 1.0 -nc {len(data.clients)} -ncl {data.classes} -eg 1 {case.arguments}"
-    start = torch.cat(ours.task.init(0))
     try:
         with (
-            patch("flcore.trainmodel.models.FedAvgCNN", lambda **_: Net(start, data.shape, data.classes)),
+            patch("flcore.trainmodel.models.FedAvgCNN", lambda **_: Net(ours.start, data.shape, data.classes)),
             patch("flcore.clients.clientbase.Client.load_train_data", _replay(data, ours)),
             patch("torch.optim.SGD", partial(torch.optim.SGD, momentum=momentum)),
             patch("sys.argv", ["main.py", *words.split()]),

@@ -98,7 +98,7 @@ def run_theirs(config: dict[str, Any], data: Federated, ours: Ours) -> list[Seen
 
     def net(*words: Any, **named: Any) -> Any:
         made = theirs(*words, **named)
-        load_weights(made, torch.cat(ours.task.init(0)))
+        load_weights(made, ours.start)
         return made
 
     def evaluate(self: Any) -> float:

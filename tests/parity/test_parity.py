@@ -126,7 +126,7 @@ def test_a_plain_loop_on_the_replayed_batches_is_our_local(data: Federated, keep
 def plain_loop(data: Federated, ours: Ours, keeps: bool) -> torch.nn.Module:
     """Client 1 as everybody would write it."""
     net = factory("lenet5")(data.shape, data.classes)
-    lockstep.load_weights(net, torch.cat(ours.task.init(0)))
+    lockstep.load_weights(net, ours.start)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     for _ in range(2):
         if not keeps:
