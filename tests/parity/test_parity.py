@@ -25,6 +25,7 @@ from fedapa.task.local import Job
 from fedapa.task.models import factory
 from fedapa.task.task import Batch, Task, Training
 
+ROOT = Path(__file__).parents[2]
 CHECKOUTS = [os.environ.get(name, "") for name in ("FEDAPA_PARITY_AUTHORS", "FEDAPA_PARITY_PFLLIB")]
 TINY = 1e-15
 
@@ -227,6 +228,14 @@ def test_every_part_of_a_case_is_known_and_every_reason_is_of_a_part() -> None:
     for case in pfllib.CASES:
         assert set(case.parts) <= pfllib.PARTS.keys()
         assert case.reasons.keys() | set(case.proximal) <= set(case.parts)
+
+
+def test_the_page_shows_every_comparison_and_no_failure() -> None:
+    text = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    for case in pfllib.CASES:
+        assert text.count(f"| {case.theirs} | {case.ours} | ") == len(pfllib.RATES), "run: make parity"
+    assert "| released FedAPA | fedapa-reference | " in text
+    assert "DIFFERS" not in text
 
 
 @pytest.mark.skipif(not all(CHECKOUTS), reason="set FEDAPA_PARITY_AUTHORS and FEDAPA_PARITY_PFLLIB to their checkouts")
