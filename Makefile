@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-federation test browser test-federation soak tools test-native-asan check format bench clean
+.PHONY: help demo demo-federation test browser test-federation soak tools test-native-asan check format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -54,6 +54,9 @@ test-native-asan: $(READY) ## the tests of the C++ engine under AddressSanitizer
 bench: $(READY) ## measure the engines against a plain loop, on an otherwise idle machine
 	$(BIN)/fedapa bench --rounds 50
 	$(BIN)/python docs/make_performance.py
+
+parity: $(READY) ## compare with the released FedAPA code and PFLlib in lockstep: AUTHORS=dir PFLLIB=dir, two git clones
+	$(BIN)/python tests/parity/parity_table.py --authors "$(AUTHORS)" --pfllib "$(PFLLIB)" --page docs/parity.md
 
 check: $(READY) ## lint, types and the direction of imports
 	$(BIN)/ruff check .

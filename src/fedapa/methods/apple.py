@@ -141,7 +141,7 @@ def longer(p: Tensor, clients: int) -> Tensor:
 
 
 def _sample_shares(task: Task) -> Tensor:
-    return task.sizes.float() / task.sizes.sum()
+    return task.sizes / task.sizes.sum()
 
 
 def _own_start(task: Task, seed: int, j: int) -> Tensor:
