@@ -94,8 +94,10 @@ def test_the_callers_module_stays_in_its_mode_and_torch_keeps_its_threads() -> N
     net, threads = Net().train(), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        fa.fit("fedavg", data(), model=net, head="classifier", **FIT)
-        assert torch.get_num_threads() == 3
+        inside: list[int] = []
+        count = lambda log: inside.append(torch.get_num_threads())  # noqa: E731
+        fa.fit("fedavg", data(), model=net, head="classifier", progress=count, **FIT)
+        assert (inside, torch.get_num_threads()) == ([1, 1], 3)
         with pytest.raises(fa.RunError):
             fa.fit("fedavg", data(), "mlp", rounds=3, lr=1e30)
         assert torch.get_num_threads() == 3
