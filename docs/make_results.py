@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from fedapa.config.schema import Config
 from fedapa.methods.catalogue import make, taken_apart
 from fedapa.report import paper
 from fedapa.run import results
+from fedapa.version import NUMERICS
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent / "experiments"
 Rows = list[dict[str, Any]]
+DECISION = "decisions/0009-numerics-version.md"
 ABLATIONS = {
     "table3": "Table 3: what the parts of FedAPA contribute",
     "table4": "Table 4: the self-weight",
@@ -130,12 +134,45 @@ def _file(experiment: Path, part: str) -> list[dict[str, Any]]:
     return found
 
 
+def _all_kept() -> list[dict[str, Any]]:
+    return [run for path in EXPERIMENTS.glob("*.toml") for run in _kept(path)]
+
+
 def _made() -> str:
-    kept = [run for path in EXPERIMENTS.glob("*.toml") for run in _kept(path)]
+    kept = _all_kept()
     dates = sorted(run["environment"]["date"][:10] for run in kept)
     versions = {(run["environment"]["python"], run["environment"]["packages"]["torch"]) for run in kept}
     said = ", ".join(f"Python {python} and PyTorch {torch}" for python, torch in sorted(versions))
-    return f"{len(kept)} runs, made from {dates[0]} to {dates[-1]} with {said}."
+    return f"{len(kept)} runs, made from {dates[0]} to {dates[-1]} with {said}. {_numerics(kept)}"
+
+
+def _numerics(kept: Sequence[dict[str, Any]]) -> str:
+    """Which versions of the numbers the page shows, and what a dagger means where there are several."""
+    found = Counter(run.provenance.numerics for run in results.from_dicts(kept))
+    if len(found) < 2:
+        said = f"All have numerics version {next(iter(found))}"
+        return f"{said}, the code {NUMERICS} ([why]({DECISION}))."
+    said = ", ".join(f"{count} version {numerics}" for numerics, count in sorted(found.items()))
+    return (
+        f"Their numerics versions: {said} ([why]({DECISION})). A dagger marks rows of an older version than "
+        f"{max(found)}; no test pairs them with newer ones."
+    )
+
+
+@cache
+def _newest() -> int:
+    """The newest version of the numbers on the page."""
+    return max((run.provenance.numerics for run in results.from_dicts(_all_kept())), default=NUMERICS)
+
+
+def _name(row: dict[str, Any]) -> str:
+    """A method, with a dagger where its numbers are of an older version than others on the page."""
+    return row["method"] if row["numerics"] == str(_newest()) else f"{row['method']} †"
+
+
+def _name_of(method: str, rows: Rows) -> str:
+    """The same for a line that shows several rows of a method."""
+    return next((_name(row) for row in rows if row["method"] == method and _name(row) != method), method)
 
 
 def _printed(config: Config, method: str) -> paper.Printed:
@@ -156,6 +193,7 @@ def _table1(experiment: Path) -> list[str]:
     for name, mine in found.items():
         lines += [f"### {_title(scenarios[name])}", "", *_accuracies(scenarios[name], mine), ""]
     full = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
+    full = {name: rows for name, rows in full.items() if len({row["numerics"] for row in rows}) == 1}
     return lines + _ranks(full) + _beside(scenarios, found) + _missing(scenarios, whole)
 
 
@@ -182,7 +220,7 @@ def _accuracies(config: Config, rows: Rows) -> list[str]:
         shown = "–" if printed is None else f"{printed:.2f}"
         both = _phase(row, "before"), _phase(row, "after")
         rest = f"{_best(row):.2f}", shown, _gain(row), f"{row['worst_tenth']:.1f}"
-        lines.append(_line(row["method"], row["seeds"], *both, *rest))
+        lines.append(_line(_name(row), row["seeds"], *both, *rest))
     return lines
 
 
@@ -193,7 +231,8 @@ def _ranks(found: dict[str, Rows]) -> list[str]:
     order = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
     said = ", ".join(f"{name} {rank:.1f}" for name, rank in order)
     chance = "" if ranks.p is None else f" Friedman's test: p {_p(ranks.p)}."
-    return ["### Mean ranks", "", f"Over the {len(found)} columns with all methods, 1 is best: {said}.{chance}", ""]
+    over = f"Over the {len(found)} columns with all methods and one version of numbers, 1 is best"
+    return ["### Mean ranks", "", f"{over}: {said}.{chance}", ""]
 
 
 def _beside(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
@@ -245,7 +284,7 @@ def _ablation(experiment: Path, title: str) -> list[str]:
             printed = _printed(config, row["method"]).accuracy
             shown = "–" if printed is None else f"{printed:.2f}"
             both = _phase(row, "before"), _phase(row, "after")
-            lines.append(_line(row["method"], row["seeds"], *both, f"{_best(row):.2f}", shown, _gain(row)))
+            lines.append(_line(_name(row), row["seeds"], *both, f"{_best(row):.2f}", shown, _gain(row)))
         lines.append("")
         for method in config.methods:
             if method not in {row["method"] for row in rows}:
@@ -282,7 +321,7 @@ def _table2(experiment: Path) -> list[str]:
         printed = _printed(config, row["method"])
         kib = "–" if printed.kib is None else f"{printed.kib:.0f}"
         time = "–" if printed.seconds_per_round is None else f"{printed.seconds_per_round / whole:.2f}"
-        lines.append(_line(row["method"], f"{row['kib']:.1f}", kib, f"{row['seconds'] / base:.2f}", time))
+        lines.append(_line(_name(row), f"{row['kib']:.1f}", kib, f"{row['seconds'] / base:.2f}", time))
     return [*lines, ""]
 
 
@@ -353,7 +392,7 @@ def _beyond(experiment: Path) -> list[str]:
             both = _phase(row, "before"), _phase(row, "after")
             rest = f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}"
             ahead = [_gain(_ours_against(own, row["method"], mine)) for own in OURS]
-            lines.append(_line(row["method"], row["seeds"], *both, *rest, *ahead))
+            lines.append(_line(_name(row), row["seeds"], *both, *rest, *ahead))
     return [*lines, ""]
 
 
@@ -369,6 +408,8 @@ def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
     if not seeds[own]:
         return f"- {own}, {_title(config)}: not run yet."
     shared = [run for run in runs if run.seed in seeds[own] and seeds[run.label] >= seeds[own]]
+    newest = max(run.provenance.numerics for run in shared if run.label == own)
+    shared = [run for run in shared if run.provenance.numerics == newest]
     rows = {row["method"]: row for row in results.table(shared)}
     said = f"- {own}, {_title(config)}, {_allocations(len(seeds[own]))}: {_value(rows[own]):.2f}"
     best = max((row for name, row in rows.items() if name not in OURS), key=_value, default=None)
@@ -405,7 +446,7 @@ def _rules(experiment: Path) -> list[str]:
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             means[method] = tuple(sum(phase) / len(known) for phase in zip(*known, strict=True))
-        lines.append(_line(method, *(_both(value) for value in [*values, means.get(method)])))
+        lines.append(_line(_name_of(method, rows), *(_both(value) for value in [*values, means.get(method)])))
     return [*lines, "", _chosen(config, means), ""]
 
 
@@ -448,7 +489,8 @@ def _poisoned(experiment: Path) -> list[str]:
     ]
     for method in config.methods:
         costs = [_signed(found.get((name, method), {}).get("attack_points")) for name in lied]
-        lines.append(_line(method, f"{alone[method]:.2f}" if method in alone else "–", *costs))
+        mine = [row for (_, label), row in found.items() if label == method]
+        lines.append(_line(_name_of(method, mine), f"{alone[method]:.2f}" if method in alone else "–", *costs))
     lines += ["", *_liars_weight(config, lied, runs)]
     return [*lines, ""]
 
@@ -484,7 +526,7 @@ def _natural(experiment: Path, title: str) -> list[str]:
     ]
     for row in rows:
         both = _phase(row, "before"), _phase(row, "after")
-        lines.append(_line(row["method"], row["seeds"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
+        lines.append(_line(_name(row), row["seeds"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
     return [*lines, ""]
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedapa.config.grid import load_scenarios
 from fedapa.run import results
 from fedapa.run.evaluate import Summary
+from fedapa.run.provenance import Provenance
 from fedapa.run.results import Phase, RunResult
 from maker import load_maker
 
@@ -196,3 +197,44 @@ def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cell for cell in cells[0][1:] if cell.strip(" |") != "–"] == ["80.00", "-30.00"]
     assert [cell for cell in cells[1][1:] if cell.strip(" |") != "–"] == ["30.0 → 10.0 → 0.0"]
     assert "5 for 1, 10 for 2, 20 for 4" in told
+
+
+def test_rows_of_older_numbers_are_marked_and_not_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local and FedPer were run again under version 2, FedAPA was not: nothing is said about it against Local."""
+    old, new = Provenance(numerics=1), Provenance(numerics=2)
+    column = "cifar10-dirichlet-20"
+    runs = [
+        made_up(column, "local", 80, provenance=new),
+        made_up(column, "fedper", 82, provenance=new),
+        made_up(column, "fedapa", 83, provenance=old),
+    ]
+    told = section(monkeypatch, "_table1", "table1", runs)
+    cells = {
+        line.split(" | ")[0]: line.split(" | ") for line in told.splitlines() if "82.00" in line or "83.00" in line
+    }
+    assert cells["| fedper"][-2].startswith("+2.00")
+    assert cells["| fedapa †"][-2] == "–"
+    page = load_maker("make_results")
+    assert "1 version 1, 2 version 2" in page._numerics(stored(runs))
+    assert "dagger" in page._numerics(stored(runs))
+    assert "†" not in section(monkeypatch, "_table1", "table1", [replace(run, provenance=old) for run in runs])
+    assert "dagger" not in page._numerics(stored(runs[:2]))
+
+
+def test_ranks_and_goals_are_taken_within_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = Provenance(numerics=1), Provenance(numerics=2)
+    columns = load_scenarios(str(FOLDER / "table1.toml"))
+    runs = [
+        made_up(name, label, 80, provenance=old)
+        for name in list(columns)[:3]
+        for label in columns[name].methods
+        if len(columns[name].methods) > 10
+    ]
+    assert "Over the 3 columns" in section(monkeypatch, "_table1", "table1", runs)
+    runs[0] = replace(runs[0], provenance=new)
+    assert "Over the 2 columns" in section(monkeypatch, "_table1", "table1", runs)
+    column = "cifar10-dirichlet-20"
+    goal = [made_up(column, "fedapa-exact", 80, provenance=new), made_up(column, "fedpac", 99, provenance=old)]
+    told = section(monkeypatch, "_beyond", "beyond", [*goal, made_up(column, "fedapa", 79, provenance=new)])
+    assert "best of the others fedapa with 79.00" in told
+    assert "| fedpac † |" in told

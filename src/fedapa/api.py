@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedapa.config.load import check
 from fedapa.data import partition as partitions
 from fedapa.data import sources
@@ -21,7 +19,7 @@ from fedapa.run.folder import make_folder
 from fedapa.run.loop import Plan
 from fedapa.run.provenance import digest
 from fedapa.run.simulate import Progress, Result, make_task, simulate
-from fedapa.task.models import HEAD, Buffers
+from fedapa.task.models import HEAD, Buffers, Model
 from fedapa.task.task import Task, Training
 
 
@@ -57,7 +55,7 @@ def from_files(
 def fit(
     method: Method | str,
     data: Federated,
-    model: str | nn.Module = "lenet5",
+    model: Model = "lenet5",
     rounds: int = 50,
     *,
     seed: int = 0,
@@ -71,7 +69,12 @@ def fit(
     progress: Progress | None = None,
     **training: Any,
 ) -> Result:
-    """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training."""
+    """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training.
+
+    ``model`` is a shipped name, ``"package.module:function"``, or a class or function that makes a module, called
+    without arguments where it needs none and else with (shape, classes): its weights are drawn by the seed. A module
+    is a start of its own, pretrained or not: every client begins with its weights, whatever the seed.
+    """
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}

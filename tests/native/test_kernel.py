@@ -420,6 +420,9 @@ def test_bad_inputs_surface(value: float, at: int) -> None:
         assert not kernel.features(flat(f), x)[at - 1].isnan().any()
         with pytest.raises(RunError, match="NaN"):
             kernel.count_correct(flat(f), flat(h), x, y)
+        with pytest.raises(RunError, match="NaN"):
+            kernel.logits(flat(f), flat(h), x)
+        assert kernel.logits(flat(f), flat(h), x, others).isfinite().all()
 
 
 def test_nan_parameters_surface() -> None:

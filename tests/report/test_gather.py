@@ -35,6 +35,18 @@ def test_numbers_of_a_run(make: Make) -> None:
     assert found.troubles == []
 
 
+def test_runs_of_different_numerics_versions_are_named_and_not_paired(make: Make) -> None:
+    local = make("l", "local", HALF)
+    (same,) = look(make("a", "fedapa", MORE)).scenarios
+    assert same.notes == ()
+    change(local, "INSERT INTO meta VALUES ('numerics', '2')")
+    (mixed,) = look(local).scenarios
+    assert any("(version 1: fedapa; version 2: local)" in note for note in mixed.notes)
+    rows = {row["method"]: row for row in mixed.rows}
+    assert rows["fedapa"]["gain"] is None
+    assert same.rows[-1]["gain"] is not None
+
+
 def test_gains_over_local_by_hand(make: Make) -> None:
     make("l", "local", HALF)
     (scenario,) = look(make("a", "fedapa", MORE)).scenarios

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,74 @@ def test_the_module_is_the_start_and_stays_as_it_is() -> None:
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     two = fa.fit("fedavg", data(), model=net, head="classifier", **FIT)
     assert one.curve() == two.curve()
+
+
+def start(model: object, seed: int) -> Tensor:
+    """What everybody starts from."""
+    result = fa.fit(Still(), data(), model, 1, head="classifier", seed=seed)  # type: ignore[arg-type]
+    return result.state.server["omega"]
+
+
+class Still(fa.FedAvg):
+    """The server keeps its first model."""
+
+    def absorb(self, task: fa.Task, server: Any, ids: Any, downs: Any, ups: Any) -> Any:
+        return server
+
+
+def two_words(shape: tuple[int, ...], classes: int) -> nn.Module:
+    assert (shape, classes) == ((6,), 3)
+    return Net()
+
+
+def test_a_module_is_the_same_start_for_every_seed() -> None:
+    net = Net()
+    assert torch.equal(start(net, 0), start(net, 1))
+    assert torch.equal(start(net, 0), torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+
+
+@pytest.mark.parametrize("make", [Net, two_words, lambda: Net()])
+def test_what_makes_a_module_is_seeded(make: object) -> None:
+    torch.manual_seed(5)
+    one = start(make, 0)
+    torch.manual_seed(6)
+    assert torch.equal(one, start(make, 0))
+    assert not torch.equal(one, start(make, 1))
+
+
+def test_the_callers_module_stays_in_its_mode_and_torch_keeps_its_threads() -> None:
+    net, threads = Net().train(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        inside: list[int] = []
+        count = lambda log: inside.append(torch.get_num_threads())  # noqa: E731
+        fa.fit("fedavg", data(), model=net, head="classifier", progress=count, **FIT)
+        assert (inside, torch.get_num_threads()) == ([1, 1], 3)
+        with pytest.raises(fa.RunError):
+            fa.fit("fedavg", data(), "mlp", rounds=3, lr=1e30)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert all(module.training for module in net.modules())
+
+
+def test_a_curve_has_two_phases_and_two_kinds_of_data() -> None:
+    held = fa.fit("fedavg", fa.load("digits", "iid", clients=3, validation=0.2), "mlp", rounds=2)
+    for phase in ("before", "after"):
+        counts = [getattr(log, phase) for log in held.logs]
+        assert [s.pooled for s in held.curve(phase)] == [100 * c[:, 0].sum() / c[:, 1].sum() for c in counts]
+        validation = [s.pooled for s in held.curve(phase, "validation")]
+        assert validation == [100 * c[:, 2].sum() / c[:, 3].sum() for c in counts]
+    plain = fa.fit("fedavg", data(), "mlp", **FIT)
+    for words, message in (
+        (("befor",), "phase is 'befor'"),
+        (("validation",), "phase is 'validation'"),
+        (("after", "train"), "data is 'train'"),
+        (("after", "validation"), "no validation data"),
+    ):
+        with pytest.raises(fa.InputError, match=message) as caught:
+            plain.curve(*words)
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedavg-ft", "fedapa", "fedapa-reference"])
@@ -114,6 +183,10 @@ def test_loading_shipped_data() -> None:
         ({"epochs": 1.5}, r"training\.epochs is 1\.5"),
         ({"model": "lenet"}, "unknown model"),
         ({"model": "lenet5"}, "lenet5 needs square images"),
+        ({"model": nn.Bilinear}, "model 'Bilinear' cannot be made: .*missing"),
+        ({"model": dict}, "model 'dict' cannot be made"),
+        ({"model": lambda: 7}, "model .* made int"),
+        ({"model": 3}, "model is 3"),
         ({"head": "last"}, "no submodule named 'last'"),
         ({"method": "fedapaa"}, "unknown method"),
         ({"engine": "native"}, "native engine"),

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
+from toy import CLASSES, Toy, play, toy_data
 
+import fedapa as fa
+from fedapa.core.tree import Tree
+from fedapa.errors import RunError
+from fedapa.methods.fedavg import FedAvg
+from fedapa.native import available
+from fedapa.run.engines import Engine
 from fedapa.run.evaluate import summarise
+from fedapa.run.loop import Plan
+from fedapa.task.task import Task
 
 
 def test_five_numbers_of_three_clients() -> None:
@@ -32,3 +44,50 @@ def test_clients_without_test_samples_count_in_no_mean() -> None:
 
 def test_no_test_samples_at_all() -> None:
     assert math.isnan(summarise(np.array([0]), np.array([0])).pooled)
+
+
+# ------------------------------------------------------------------------------------------- models that answer NaN
+
+
+@dataclass(frozen=True)
+class Broken(Toy):
+    """A model of this number answers NaN; its number is finite."""
+
+    number: int = -1
+
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        right = super().predict(task, client, x)
+        return torch.full((len(x), CLASSES), math.nan) if int(client["w"].item()) == self.number else right
+
+
+def test_a_client_whose_trained_model_answers_nan_is_refused() -> None:
+    """Client i is sent i in round 1, so that client 3 alone has 4 after training."""
+    result = play(Broken(number=4), toy_data(), Plan(1, (1.0, 1.0)))
+    (event,) = result.logs[0].events
+    assert (event.client, event.kind) == (3, "refused")
+    assert "its training diverged, the network computed NaN" in event.text
+    assert sorted(result.logs[0].trained) == [0, 1, 2]
+
+
+def test_a_model_that_arrives_and_answers_nan_ends_the_run() -> None:
+    with pytest.raises(RunError, match=r"round 1: the model that arrived at client 2 is broken, .*NaN") as caught:
+        play(Broken(number=2), toy_data(), Plan(1, (1.0, 1.0)))
+    assert caught.value.hint
+
+
+class Huge(FedAvg):
+    """Finite weights so large that logits are Inf - Inf."""
+
+    def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
+        server, client = super().init(task, seed)
+        return {"omega": server["omega"] * 1e25}, client
+
+
+@pytest.mark.parametrize("engine", ["torch", "vmap", "native"])
+def test_no_engine_counts_nan_as_an_answer(engine: Engine) -> None:
+    if engine == "native" and not available()[0]:
+        pytest.skip("the native engine is not built here")
+    x, y = np.random.default_rng(0).normal(size=(20, 1, 16, 16)).astype(np.float32), np.arange(20) % 2
+    data = fa.from_arrays([(x, y, x, y)] * 2)
+    with pytest.raises(RunError, match=r"the model that arrived at client . is broken, the network computed NaN"):
+        fa.fit(Huge(), data, "lenet5", rounds=1, engine=engine)

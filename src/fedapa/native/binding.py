@@ -675,7 +675,7 @@ class Kernel:
         return out, correct.value
 
     def logits(self, theta: Tensor, phi: Tensor, x: Tensor, index: Tensor | range | None = None) -> Tensor:
-        """Logits [n, classes]; no gradient."""
+        """Logits [n, classes]; no gradient. NaN raises RunError."""
         return self._evaluate(theta, phi, x, None, index, "logits")[0]
 
     def count_correct(

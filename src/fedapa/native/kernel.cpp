@@ -1385,7 +1385,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
 }
 
 // Evaluation without a tape. Any of z [n][d], logits [n][classes] and correct may be null; phi only
-// matters for the last two. *not_a_number is set if a logit (or feature) is NaN.
+// matters for the last two. *not_a_number is set if a logit is NaN, whether it is counted or handed out.
 API int fedapa_evaluate(const void* plan, void* workspace, const float* theta, const float* phi, const void* x,
                         int is_u8, const int64_t* y, int64_t total, const int64_t* index, int64_t start,
                         int64_t n, float* z, float* logits, int64_t* correct, int* not_a_number) {
@@ -1411,7 +1411,6 @@ API int fedapa_evaluate(const void* plan, void* workspace, const float* theta, c
             ws.logits.need(groups * p.classes * LANES);
             dense_forward(p.head, phi, f, ws.logits, groups, false);
             if (logits) lanes_to_batch(ws.logits, p.classes, m, logits + static_cast<size_t>(first) * p.classes);
-            if (!correct) continue;
             for (size_t g = 0; g < groups; ++g) {
                 const float* l = ws.logits + g * p.classes * LANES;
                 v8 best = load(l);
@@ -1424,7 +1423,7 @@ API int fedapa_evaluate(const void* plan, void* workspace, const float* theta, c
                     best = take ? v : best;
                     arg = take ? splat_i(c) : arg;
                 }
-                for (int i = 0; i < LANES; ++i) {
+                for (int i = 0; correct && i < LANES; ++i) {
                     const int64_t at = first + static_cast<int64_t>(g) * LANES + i;
                     if (at < first + m) hits += arg[i] == y[d.at(at)];
                 }

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Split
+from fedapa.errors import RunError
 from fedapa.methods.method import Method
 from fedapa.task.local import Engine, Pass, Plain
 from fedapa.task.task import Task
@@ -27,8 +28,12 @@ class Score(NamedTuple):
 
 
 def score(method: Method, task: Task, client: Tree, data: ClientData, engine: Engine | None = None) -> Score:
+    """A model that answers NaN has no largest answer to count: RunError, on every engine."""
+
     def count(split: Split) -> tuple[int, int]:
         logits = (engine or Plain()).outputs(Pass(method.predict, task, client, split.x))
+        if logits.isnan().any():
+            raise RunError("the network computed NaN", "lower the learning rate, or look for NaN in the data")
         return int((logits.argmax(1) == split.y).sum()), len(split.y)
 
     return Score(*count(data.test), *(() if data.validation is None else count(data.validation)))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
-from fedapa.errors import RunError
+from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
 from fedapa.methods.wrap import account_of, noise_of
 from fedapa.run import loop, provenance
@@ -23,7 +23,7 @@ from fedapa.run.guard import Limits
 from fedapa.run.loop import Plan, RoundLog, State
 from fedapa.run.room import MAP_ABOVE_MB, Room
 from fedapa.run.transport import InProcess, Record, Transport
-from fedapa.task.models import HEAD, Buffers, build_model
+from fedapa.task.models import HEAD, Buffers, Model, build_model
 from fedapa.task.task import Task, Training
 from fedapa.version import NUMERICS
 
@@ -32,7 +32,7 @@ Progress = Callable[[RoundLog], None]
 
 def make_task(
     data: Federated,
-    model: str | nn.Module = "lenet5",
+    model: Model = "lenet5",
     training: Training | None = None,
     rounds: int = 50,
     head: str = HEAD,
@@ -63,14 +63,26 @@ class Result:
         with torch.no_grad():
             return self.method.predict(self.task, self.records[i].state, x)
 
-    def curve(self, phase: str = "after") -> list[Summary]:
-        """Accuracy of every evaluated round, ``before`` or ``after`` local training.
+    def curve(self, phase: str = "after", data: str = "test") -> list[Summary]:
+        """Accuracy of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
 
         ``before`` has one value more, the last: that of what the last aggregation would send.
         """
+        _check_word("phase", phase, ("before", "after"))
+        _check_word("data", data, ("test", "validation"))
+        first = 0 if data == "test" else 2
         found = [log.before if phase == "before" else log.after for log in self.logs]
         found += [log.final for log in self.logs if phase == "before"]
-        return [summarise(counts[:, 0], counts[:, 1]) for counts in found if counts is not None]
+        known = [counts[:, first : first + 2] for counts in found if counts is not None]
+        if data == "validation" and not any(counts[:, 1].any() for counts in known):
+            raise InputError("this run has no validation data", "load data with validation=0.1, or use the test data")
+        return [summarise(counts[:, 0], counts[:, 1]) for counts in known]
+
+
+def _check_word(name: str, word: str, legal: tuple[str, ...]) -> None:
+    if word not in legal:
+        hint = 'curve("after", "validation") is on validation data' if word == "validation" else ""
+        raise InputError(f"{name} is {word!r}", hint or f"choose {' or '.join(legal)}")
 
 
 @one_thread()  # parallel over clients, never inside one: intra-op threads fight each other

@@ -89,9 +89,18 @@ def visit(
     down = engine.once(request.down)
     local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
     state = method.receive(task, record.state, down, local)
-    before = score(method, task, state, data, engine) if request.evaluate else None
+
+    def scored(shown: Tree, what: str) -> Score:
+        """There is nobody to refuse where a model that stands is broken: the run has diverged."""
+        try:
+            return score(method, task, shown, data, engine)
+        except RunError as error:
+            where = f"round {request.round + 1}: {what} {task.name(request.client)} is broken"
+            raise RunError(f"{where}, {error.message}", error.hint) from None
+
+    before = scored(state, "the model that arrived at") if request.evaluate else None
     if not request.train:
-        after = score(method, task, record.state, data, engine) if request.evaluate_last else None
+        after = scored(record.state, "the last model of") if request.evaluate_last else None
         return record, Reply(request.client, None, before, after, engine.clock() - start, 0.0)
     began = engine.clock()
     try:
@@ -100,8 +109,12 @@ def visit(
         spent = engine.clock() - start
         return record, Reply(request.client, {}, before, None, spent, spent, f"its training failed, {error.message}")
     trained = engine.clock() - began
-    after = score(method, task, state, data, engine) if request.evaluate else None
-    fault = find_fault(state, state)
+    after, fault = None, find_fault(state, state)
+    if request.evaluate and fault is None:
+        try:
+            after = score(method, task, state, data, engine)
+        except RunError as error:
+            fault = error.message
     fault = fault and f"its training diverged, {fault}"
     reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault)
     return Record(state, local.memory), reply

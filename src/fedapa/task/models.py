@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from fedapa.errors import InputError
 
 Buffers = Literal["shared", "private"]
 Factory = Callable[[tuple[int, ...], int], nn.Module]
+Model = str | nn.Module | Callable[..., nn.Module]  # by name, with weights of its own, or made by a class or function
 HEAD = "head"
+HOW = "write it as (shape, classes) -> nn.Module"
 
 
 class Slot(NamedTuple):
@@ -212,7 +215,7 @@ class SplitModel:
 
     def _check(self, sample: Tensor) -> None:
         """The head must be the last thing that the module does, or splitting there changes the model."""
-        whole = self._build().eval()
+        whole = copy.deepcopy(self._build()).eval()  # a module of the caller's stays in the mode that it is in
         extractor, head = (part.eval() for part in self._cut(whole))
         with torch.no_grad():
             try:
@@ -232,29 +235,48 @@ class SplitModel:
 
 
 def build_model(
-    model: str | nn.Module, shape: tuple[int, ...], classes: int, head: str = HEAD, buffers: Buffers = "shared"
+    model: Model, shape: tuple[int, ...], classes: int, head: str = HEAD, buffers: Buffers = "shared"
 ) -> SplitModel:
-    """A split model from a shipped name, ``package.module:function``, or a module (whose weights are the start)."""
-    if isinstance(model, nn.Module):
-        build: Callable[[], nn.Module] = lambda: model  # noqa: E731
-    else:
-        make = factory(model)
-        build = lambda: _made(model, make, shape, classes)  # noqa: E731
-    found = SplitModel(build, torch.zeros(2, *shape), head, buffers)
+    """A split model from a shipped name, ``package.module:function``, a class or function, or a module.
+
+    A module's own weights are the start, whatever the seed; the others are made anew, and drawn by the seed.
+    """
+    found = SplitModel(_builder(model, shape, classes), torch.zeros(2, *shape), head, buffers)
     if found.outputs != classes:
         raise InputError(f"the model has {found.outputs} outputs, the data {classes} classes", "change its last layer")
     return found
+
+
+def _builder(model: Any, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    if isinstance(model, nn.Module):
+        return lambda: model
+    if isinstance(model, str):
+        make = factory(model)
+        return lambda: _made(model, make, shape, classes)
+    if not callable(model):
+        hint = f"give a name ({', '.join(MODELS)}), a module, or a class or function that makes one"
+        raise InputError(f"model is {model!r}", hint)
+    name = getattr(model, "__qualname__", repr(model))
+    make = (lambda shape, classes: model()) if _needs_nothing(model) else model
+    return lambda: _made(name, make, shape, classes)
+
+
+def _needs_nothing(make: Callable[..., nn.Module]) -> bool:
+    """Whether it can be called without arguments; one with defaults for all is: they are not ours to fill."""
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _made(name: str, make: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
     try:
         found = make(shape, classes)
     except TypeError as error:
-        raise InputError(
-            f"model {name!r} cannot be made: {error}", "write it as (shape, classes) -> nn.Module"
-        ) from None
+        raise InputError(f"model {name!r} cannot be made: {error}", HOW) from None
     if not isinstance(found, nn.Module):
-        raise InputError(f"model {name!r} made {type(found).__name__}", "write it as (shape, classes) -> nn.Module")
+        raise InputError(f"model {name!r} made {type(found).__name__}", HOW)
     return found
 
 
