@@ -55,7 +55,7 @@ def dry_run(
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     agreed = wire.agreement(client.name, method, exchanges, once)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
-    scores = (statistics.bootstrap(y, p, measure) for measure in (statistics.accuracy, statistics.auc))
+    scores = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
     sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
     return DryRun(client.name, method, agreed, sees, (len(client.train.y), len(client.test.y)), *scores)
 
