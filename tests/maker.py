@@ -1,4 +1,4 @@
-"""The scripts that write pages of docs/, as modules."""
+"""Scripts that are no part of the package, as modules."""
 
 import importlib.util
 from pathlib import Path
@@ -7,8 +7,8 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 
 
-def load_maker(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+def load_maker(name: str, folder: str = "docs") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -233,10 +233,10 @@ def _doubts(rows: Sequence[dict[str, Any]], rival: str) -> str:
 
 
 def _gain(row: dict[str, Any]) -> str:
-    """Points with the p of the paired test; the round where that is not the row's own."""
+    """Points with the p of the paired test; the round where that is not the last of the plan."""
     if row["gain_points"] is None:
         return "–"
-    where = "" if row["gain_round"] == row["round"] else f" at round {row['gain_round']}"
+    where = "" if row["rounds"].endswith(f"/{row['gain_round']}") else f" at round {row['gain_round']}"
     return f"{row['gain_points']:+.2f}{_sure(row['gain_p_adjusted'])}{where}"
 
 

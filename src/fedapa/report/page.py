@@ -299,8 +299,8 @@ def _standing(row: dict[str, Any]) -> str:
 
 
 def _at(row: dict[str, Any]) -> str:
-    """The round of a comparison that is not the row's own."""
-    return "" if row["gain_round"] in (None, row["round"]) else f", round {row['gain_round']}"
+    """The round of a comparison that is not the last of the plan."""
+    return "" if row["rounds"].endswith(f"/{row['gain_round']}") else f", round {row['gain_round']}"
 
 
 def percent(value: Any) -> str:

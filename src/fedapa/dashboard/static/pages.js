@@ -116,7 +116,7 @@ function methodTable(rows, sort, onsort) {
 }
 
 const standing = (row) => ({ best: "the highest", behind: `${number(row.behind)} behind` })[row.standing] ?? row.standing;
-const atRound = (row) => (row.gain_round == null || row.gain_round === row.round ? "" : ` (round ${row.gain_round})`);
+const atRound = (row) => (row.gain_round == null || row.rounds.endsWith(`/${row.gain_round}`) ? "" : ` (round ${row.gain_round})`);
 
 const tone = (value) => (value > 0 ? "up" : value < 0 ? "down" : null);
 
