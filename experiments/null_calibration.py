@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -24,7 +24,7 @@ from fedapa.config.load import check
 from fedapa.run import results
 
 AGAIN = "again"  # the second side's name for the same method
-DATA = {"source": "digits", "partition": "dirichlet", "alpha": 0.5, "clients": 10, "min_train": 16, "min_test": 3}
+DATA = {"source": "digits", "partition": "dirichlet", "min_train": 16, "min_test": 3}
 
 
 class Tested(NamedTuple):
@@ -35,20 +35,21 @@ class Tested(NamedTuple):
     wilcoxon: float  # no longer printed: over all clients and allocations
 
 
-def play_pair(k: int, method: str, allocations: int, rounds: int) -> Tested:
+def play_pair(k: int, method: str, allocations: int, rounds: int, clients: int, alpha: float) -> Tested:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(allocations * k, allocations * (k + 1)):
+            data = DATA | {"clients": clients, "alpha": alpha, "seed": seed}
             for side, label in enumerate((method, AGAIN)):
-                _run(Path(folder), label, method, seed, 2 * seed + side, rounds)
+                _run(Path(folder), label, method, data, 2 * seed + side, rounds)
         return _tested(results.load(Path(folder)), method)
 
 
-def _run(out: Path, label: str, method: str, data_seed: int, seed: int, rounds: int) -> None:
+def _run(out: Path, label: str, method: str, data: dict[str, Any], seed: int, rounds: int) -> None:
     config = check(
         {
             "methods": [label],
             "seeds": [seed],
-            "data": {**DATA, "seed": data_seed},
+            "data": data,
             "model": {"name": "mlp"},
             "training": {"batch": 16},
             "run": {"rounds": rounds, "workers": 1, "evaluate_every": rounds, "checkpoint_every": rounds},
@@ -85,11 +86,14 @@ def _all(pairs: int, one: partial[Tested], processes: int) -> Iterator[Tested]:
 @click.option("--pairs", default=40, show_default=True)
 @click.option("--allocations", default=5, show_default=True, help="Of each side of a pair.")
 @click.option("--rounds", default=10, show_default=True)
+@click.option("--clients", default=10, show_default=True)
+@click.option("--alpha", default=0.5, show_default=True, help="Of the Dirichlet allocations.")
 @click.option("--processes", default=2, show_default=True)
-def main(method: str, pairs: int, allocations: int, rounds: int, processes: int) -> None:
-    one = partial(play_pair, method=method, allocations=allocations, rounds=rounds)
+def main(pairs: int, processes: int, **setting: Any) -> None:
+    one = partial(play_pair, **setting)
     found = list(_all(pairs, one, processes))
-    print(f"{pairs} pairs of {allocations} allocations, {method}, {rounds} rounds; rejected at 5 %:")
+    said = ", ".join(f"{name} {value}" for name, value in setting.items())
+    print(f"{pairs} pairs ({said}); rejected at 5 %:")
     for name in Tested._fields:
         ps = [getattr(tested, name) for tested in found]
         print(f"  {name}: {sum(p is not None and p < results.LEVEL for p in ps)} of {sum(p is not None for p in ps)}")

@@ -208,7 +208,7 @@ def test_the_sides_of_a_null_pair_share_their_allocations_and_nothing_else(monke
     seen: list[RunResult] = []
     tested = script._tested
     monkeypatch.setattr(script, "_tested", lambda runs, method: seen.extend(runs) or tested(runs, method))
-    found = script.play_pair(2, "fedavg", allocations=3, rounds=1)
+    found = script.play_pair(2, "fedavg", allocations=3, rounds=1, clients=3, alpha=5.0)
     assert all(0 < p <= 1 for p in found)
     assert len({run.seed for run in seen}) == 6  # every run trains by a seed of its own
     first, second = ({run.partition for run in seen if run.label == label} for label in ("fedavg", "again"))

@@ -1,7 +1,7 @@
 """How sure a comparison is: the allocation is the unit of every interval and every test.
 
 Clients of one run share a server, an initial model and often samples of the same classes, so they are not independent:
-a test over clients rejects far too often. Methods are paired by allocation, the gap of each pair is one value, and the
+a test over clients rejects too often. Methods are paired by allocation, the gap of each pair is one value, and the
 printed test is the paired t-test over these values. It assumes that the gaps of allocations are independent and about
 normal; a gap is a mean over many clients and test samples, so that is plausible. A sign-flip test needs no such
 assumption, but cannot reach p < 0.25 with three allocations.
