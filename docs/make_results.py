@@ -9,9 +9,12 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from scipy import stats
 
 from fedapa.config.experiment import run_names, single
 from fedapa.config.grid import load_scenarios
@@ -20,6 +23,7 @@ from fedapa.config.schema import Config
 from fedapa.methods.catalogue import make, taken_apart
 from fedapa.report import paper
 from fedapa.run import results
+from fedapa.run.statistics import FEWEST, holm
 from fedapa.version import NUMERICS
 
 HERE = Path(__file__).parent
@@ -47,12 +51,18 @@ Made by `python docs/make_results.py` from `experiments/*.toml` and `experiments
 How to read the tables. *before* is the accuracy of what a client received (of the model that it keeps, with FedPHP,
 Ditto and a steady model), *after* that of the same model after local training, both in the last of 50 rounds, pooled
 over all test samples, in percent; ± is the standard deviation over allocations and the brackets are the 95 %
-confidence interval of the mean (Student's t). A star marks the model that the method's paper evaluates; *best* is
-that model's best round, which is what the released code of FedAPA reports (chosen on the test data, so it flatters
-everybody), and *paper* the number that the FedAPA paper prints for it. *vs Local* is the mean gain of a client over
-training alone on the same allocation, in points, with the p of a paired Wilcoxon test over all clients and
-allocations, then how many clients gain / stay equal / lose; *worst tenth* the mean accuracy of the worst-served tenth
-of the clients.
+confidence interval of the mean (Student's t over allocations, cut off at 0 and 100). A star marks the model that the
+method's paper evaluates; *best* is that model's best round, which is what the released code of FedAPA reports (chosen
+on the test data, so it flatters everybody), and *paper* the number that the FedAPA paper prints for it. *vs Local* is
+the mean gain of a client over training alone on the same allocation, in points, with its 95 % interval and the p of a
+paired t-test over allocations (p, not the interval, is adjusted by Holm over the methods of one table); then how many
+clients gain / stay equal / lose. *Worst tenth* is the mean accuracy of the worst-served tenth of the clients.
+
+The allocation is the unit of every interval and test. Clients of one allocation are not independent, so they are
+counted, not tested. Fewer than three allocations have no interval and no p. *Not distinguishable* from the highest is
+every method that the paired t-test against it, with p times the number of rivals, does not reject at 5 %. Three
+allocations tell little: among {methods} methods a gap must then be {three:.0f} of its standard errors to be told from
+chance, with five allocations {five:.0f}.
 """
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
@@ -63,10 +73,11 @@ ablation: they take one part away, or leave one alone. What every row is, the fi
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
 (`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
-points, with the p of a paired Wilcoxon test over all clients and allocations, then how many clients have more / as
-much / less. The goal was to be level with the best of the others in every column, and {goal:g} points ahead where
-clients come in groups (a fixed number of classes each). It is judged by the accuracy that the tables show, pooled
-over all test samples, on allocations that both were run on."""
+points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
+table), then how many clients have more / as much / less. The goal was to be level with the best of the others in every
+column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by the
+accuracy that the tables show, pooled over all test samples, on allocations that both were run on. *Distinguishable*
+says whether the adjusted p is below 5 %."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points (–: not run yet). How they lie:
@@ -78,8 +89,8 @@ is more than {far:g} points, the same for the other model (after local training,
 WEIGHTS = """Weight that the mixtures of honest clients give to liars, in percent, in rounds {rounds}. An even share is
 {even}."""
 
-SPLITS = """{rounds} rounds; splits into train and test: {splits}. Several splits share rows, so that brackets are too
-narrow; those of `fedapa silo run`, which also has the AUC of every site, allow for that."""
+SPLITS = """{rounds} rounds; splits into train and test: {splits}. Several splits share rows, which intervals and tests
+allow for (Nadeau and Bengio, 2003). `fedapa silo run` also has the AUC of every site."""
 
 WHY = """
 ## What was not reproduced, and what we know about it
@@ -107,7 +118,7 @@ WHY = """
 
 def page() -> str:
     files = {path.stem: path for path in sorted(EXPERIMENTS.glob("*.toml"))}
-    parts = [INTRO.format(made=_made()), *_table1(files["table1"])]
+    parts = [_intro(files["table1"]), *_table1(files["table1"])]
     for name, title in ABLATIONS.items():
         parts += _ablation(files[name], title)
     parts += [*_table2(files["table2"]), *_beyond(files["beyond"]), *_rules(files["beyond-rules"])]
@@ -115,6 +126,12 @@ def page() -> str:
     for name, title in NATURAL.items():
         parts += _natural(files[name], title)
     return "\n".join([*parts, _why(files).strip(), ""])
+
+
+def _intro(experiment: Path) -> str:
+    methods = max(len(config.methods) for config in load_scenarios(str(experiment)).values())
+    three, five = (stats.t.isf(results.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
+    return INTRO.format(made=_made(), methods=methods, three=three, five=five)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -203,14 +220,18 @@ def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     for name, rows in found.items():
         order = sorted(rows, key=lambda row: -_value(row))
         own = next((row for row in rows if row["method"] == "fedapa"), None)
-        best, most = order[0], max(row["seeds"] for row in rows)
-        few = "" if best["seeds"] == most else f" (on {best['seeds']} of {most} allocations)"
-        lead = f"- {_title(scenarios[name])}: best is **{best['method']}** with {_value(best):.2f}{few}"
+        lead = f"- {_title(scenarios[name])}: {results.who_wins(rows)}"
         if own is not None:
             place = [row["method"] for row in order].index("fedapa") + 1
-            lead += f"; FedAPA is number {place} of {len(order)} with {_value(own):.2f}, {_gain(own)} vs Local"
-        lines.append(lead + ".")
+            lead += f" FedAPA is number {place} of {len(order)} with {_value(own):.2f}, {_gain(own)} vs Local."
+        lines.append(lead)
     return ["In the last round, by the model that each method's paper evaluates:", "", *lines]
+
+
+def _few(rows: Rows) -> list[str]:
+    """A line below a table that has neither intervals nor tests."""
+    most = max((row["allocations"] for row in rows), default=0)
+    return [] if most >= FEWEST else ["", f"{_allocations(most)}: no intervals, no tests."]
 
 
 def _accuracies(config: Config, rows: Rows) -> list[str]:
@@ -220,8 +241,8 @@ def _accuracies(config: Config, rows: Rows) -> list[str]:
         shown = "–" if printed is None else f"{printed:.2f}"
         both = _phase(row, "before"), _phase(row, "after")
         rest = f"{_best(row):.2f}", shown, _gain(row), f"{row['worst_tenth']:.1f}"
-        lines.append(_line(_name(row), row["seeds"], *both, *rest))
-    return lines
+        lines.append(_line(_name(row), row["allocations"], *both, *rest))
+    return [*lines, *_few(rows)]
 
 
 def _ranks(found: dict[str, Rows]) -> list[str]:
@@ -231,8 +252,9 @@ def _ranks(found: dict[str, Rows]) -> list[str]:
     order = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
     said = ", ".join(f"{name} {rank:.1f}" for name, rank in order)
     chance = "" if ranks.p is None else f" Friedman's test: p {_p(ranks.p)}."
-    over = f"Over the {len(found)} columns with all methods and one version of numbers, 1 is best"
-    return ["### Mean ranks", "", f"{over}: {said}.{chance}", ""]
+    each = f"{_allocations(ranks.allocations)} in every cell"
+    lead = f"Over the {len(found)} columns with all methods and one version of numbers, {each}, 1 is best"
+    return ["### Mean ranks", "", f"{lead}: {said}.{chance}", ""]
 
 
 def _beside(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
@@ -284,8 +306,8 @@ def _ablation(experiment: Path, title: str) -> list[str]:
             printed = _printed(config, row["method"]).accuracy
             shown = "–" if printed is None else f"{printed:.2f}"
             both = _phase(row, "before"), _phase(row, "after")
-            lines.append(_line(_name(row), row["seeds"], *both, f"{_best(row):.2f}", shown, _gain(row)))
-        lines.append("")
+            lines.append(_line(_name(row), row["allocations"], *both, f"{_best(row):.2f}", shown, _gain(row)))
+        lines += [*_few(rows), ""]
         for method in config.methods:
             if method not in {row["method"] for row in rows}:
                 lines += [_failure(experiment, name, method, _printed(config, method).accuracy), ""]
@@ -365,10 +387,10 @@ def _self_weight(experiment: Path) -> str:
     printed = {name: _printed(config, name).accuracy or 0.0 for name in config.methods}
     theirs, ours = max(printed, key=lambda name: printed[name]), max(rows, key=_value)
     if theirs == ours["method"]:
-        return f"{theirs} is best in Table 4, here and in the paper."
+        return f"{theirs} is highest in Table 4, here and in the paper."
     return (
         f"In the paper's Table 4 {theirs} is best, {printed[theirs] - printed[ours['method']]:.2f} points ahead of "
-        f"{ours['method']}; here {ours['method']} is best, {_gain(ours)} vs FedAPA."
+        f"{ours['method']}; here {ours['method']} is highest, {_gain(ours)} vs FedAPA."
     )
 
 
@@ -388,18 +410,23 @@ def _beyond(experiment: Path) -> list[str]:
     for config, mine in found.values():
         lines += ["", f"### {_title(config)}: FedAPA-exact", ""]
         lines += _head("method", "allocations", "before", "after", "best", "worst tenth", *(f"{o} ahead" for o in OURS))
-        for row in results.table(mine):
+        ahead, rows = {own: _ahead(own, mine) for own in OURS}, results.table(mine)
+        for row in rows:
             both = _phase(row, "before"), _phase(row, "after")
             rest = f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}"
-            ahead = [_gain(_ours_against(own, row["method"], mine)) for own in OURS]
-            lines.append(_line(_name(row), row["seeds"], *both, *rest, *ahead))
+            gains = [_gain(ahead[own].get(row["method"], {"gain": None})) for own in OURS]
+            lines.append(_line(_name(row), row["allocations"], *both, *rest, *gains))
+        lines += _few(rows)
     return [*lines, ""]
 
 
-def _ours_against(own: str, rival: str, runs: list[results.RunResult]) -> dict[str, Any]:
-    """Our row with gains over the rival on the allocations that both were run on; no gain over itself."""
-    rows = results.table([run for run in runs if run.label in (own, rival)], rival)
-    return next((row for row in rows if row["method"] == own != rival), {"gain": None})
+def _ahead(own: str, runs: list[results.RunResult]) -> dict[str, dict[str, Any]]:
+    """Our row with gains over every other method, on the allocations that both were run on; Holm over all of them."""
+    rivals = [label for label in dict.fromkeys(run.label for run in runs) if label != own]
+    tables = {rival: results.table([run for run in runs if run.label in (own, rival)], rival) for rival in rivals}
+    rows = {rival: row for rival, table in tables.items() for row in table if row["method"] == own}
+    adjusted = holm([row["gain_p_unadjusted"] for row in rows.values()])
+    return {rival: row | {"gain_p_adjusted": p} for (rival, row), p in zip(rows.items(), adjusted, strict=True)}
 
 
 def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
@@ -418,8 +445,15 @@ def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
     ahead = _value(rows[own]) - _value(best)
     wanted = GOAL if config.data.classes_per_client is not None else 0.0
     met = "met" if ahead >= wanted else "**not met**"
-    paired = _gain(_ours_against(own, best["method"], shared))
-    return said + f", best of the others {best['method']} with {_value(best):.2f}; per client {paired}: goal {met}."
+    paired = _ahead(own, shared)[best["method"]]
+    told = f", highest of the others {best['method']} with {_value(best):.2f}; per client {_gain(paired)}"
+    return f"{said}{told}: by the means, goal {met}; {_distinct(paired)}."
+
+
+def _distinct(row: dict[str, Any]) -> str:
+    if row["gain_p_adjusted"] is None:
+        return f"not tested ({row['gain_note']})" if row["gain_note"] else "equal"
+    return "distinguishable" if row["gain_p_adjusted"] < results.LEVEL else "not distinguishable"
 
 
 def _allocations(count: int) -> str:
@@ -515,19 +549,22 @@ def _liars_weight(config: Config, lied: dict[str, Any], runs: list[results.RunRe
 
 def _natural(experiment: Path, title: str) -> list[str]:
     (config,) = load_scenarios(str(experiment)).values()
-    rows = results.table(results.from_dicts(_kept(experiment)))
+    assert config.sites is not None
+    overlap = config.sites.test / (1 - config.sites.test)
+    rows = results.table([replace(run, overlap=overlap) for run in results.from_dicts(_kept(experiment))])
     lines = [f"## {title}", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
     lines += [
-        SPLITS.format(rounds=config.run.rounds, splits=max(row["seeds"] for row in rows)),
+        SPLITS.format(rounds=config.run.rounds, splits=max(row["allocations"] for row in rows)),
         "",
         *_head("method", "splits", "before", "after", "vs Local", "worst tenth"),
     ]
     for row in rows:
         both = _phase(row, "before"), _phase(row, "after")
-        lines.append(_line(_name(row), row["seeds"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
-    return [*lines, ""]
+        lines.append(_line(_name(row), row["allocations"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
+    few = max(row["allocations"] for row in rows) < FEWEST
+    return [*lines, "", *([results.who_wins(rows), ""] if not few else ["1 split: no intervals, no tests.", ""])]
 
 
 # -------------------------------------------------------------------------------------------------------------- cells
@@ -555,14 +592,15 @@ def _best(row: dict[str, Any]) -> float:
 def _phase(row: dict[str, Any], phase: str) -> str:
     star = "*" if row["evaluated"] == phase else ""
     sd, low, high = (row[f"{phase}_{key}"] for key in ("sd", "low", "high"))
-    spread = "" if sd is None else f" ± {sd:.2f} [{low:.1f}, {high:.1f}]"
+    spread = ("" if sd is None else f" ± {sd:.2f}") + ("" if low is None else f" [{low:.1f}, {high:.1f}]")
     return f"{row[f'{phase}_last']:.2f}{star}{spread}"
 
 
 def _gain(row: dict[str, Any]) -> str:
     if row["gain"] is None:
         return "–"
-    sure = "" if row["gain_p"] is None else f" (p {_p(row['gain_p'])})"
+    low, high, p = (row[f"gain_{key}"] for key in ("low", "high", "p_adjusted"))
+    sure = "" if p is None else f" [{low:+.2f}, {high:+.2f}] (p {_p(p)})"
     return f"{row['gain_points']:+.2f}{sure} {'/'.join(map(str, row['gain']))}"
 
 

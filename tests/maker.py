@@ -1,4 +1,4 @@
-"""The scripts that write pages of docs/ and files of results, as modules."""
+"""Scripts that are no part of the package, as modules."""
 
 import importlib.util
 from pathlib import Path

@@ -49,8 +49,9 @@ def made_up(scenario: str, label: str, test: float, held: float | None = None, *
     """A run of two clients whose last round is ``test`` percent right."""
     phase = Phase(test, test, 1, test, None, Summary(test, test, 0.0, test, test), (test,), held)
     counts = np.array([[test, 100], [test, 100]], dtype=np.int64)
-    run = RunResult(Path("x"), scenario, label, 7, "finished", 20, 20, "after", phase, phase, 1.0, 1.0, counts, "p")
-    return replace(run, **more)
+    partition = f"p{more.get('seed', 7)}"
+    values = (Path("x"), scenario, label, 7, "finished", 20, 20, "after", phase, phase, 1.0, 1.0, counts)
+    return replace(RunResult(*values, partition), **more)
 
 
 def stored(runs: list[RunResult]) -> Any:
@@ -131,8 +132,8 @@ def test_which_self_weight_is_best_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(page, "_kept", lambda path: stored(runs))
         return str(page._self_weight(FOLDER / "table4.toml"))
 
-    assert "fedapa is best, 1.44 points ahead of mu-0; here mu-0 is best, +3.00" in told(**{"mu-0": 83})
-    assert told(fedapa=90) == "fedapa is best in Table 4, here and in the paper."
+    assert "fedapa is best, 1.44 points ahead of mu-0; here mu-0 is highest, +3.00" in told(**{"mu-0": 83})
+    assert told(fedapa=90) == "fedapa is highest in Table 4, here and in the paper."
     monkeypatch.setattr(page, "_kept", lambda path: [])
     assert page._self_weight(FOLDER / "table4.toml") == "Table 4 is not complete yet."
 
@@ -162,15 +163,30 @@ def test_the_goal_of_fedapa_exact_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     told = section(monkeypatch, "_beyond", "beyond", runs)
     level, ahead, behind, far = (line for line in told.splitlines() if line.startswith("- "))
-    assert "1 allocation: 80.00, best of the others fedpac with 80.00; per client +0.00" in level
-    assert level.endswith("0/2/0: goal met.")
-    assert "80.00, best of the others fedapa with 79.00; per client +1.00" in ahead
-    assert ahead.endswith("2/0/0: goal **not met**.")
+    few = "not tested (1 allocation, 3 are needed)"
+    assert "1 allocation: 80.00, highest of the others fedpac with 80.00; per client +0.00" in level
+    assert level.endswith("0/2/0: by the means, goal met; equal.")
+    assert "80.00, highest of the others fedapa with 79.00; per client +1.00" in ahead
+    assert ahead.endswith(f"2/0/0: by the means, goal **not met**; {few}.")
     assert behind.startswith("- exact-steadier, CIFAR-10, Dirichlet")
-    assert behind.endswith("0/0/2: goal **not met**.")
-    assert far.endswith("per client +20.00 (p 0.500) 2/0/0: goal met.")
+    assert behind.endswith(f"0/0/2: by the means, goal **not met**; {few}.")
+    assert far.endswith(f"per client +20.00 2/0/0: by the means, goal met; {few}.")
     steady = [line.split(" | ")[-2:] for line in told.splitlines() if line.startswith("| exact-steadier")]
-    assert steady == [["+1.00 (p 0.500) 2/0/0", "– |"], ["-19.00 (p 0.500) 0/0/2", "– |"]]
+    assert steady == [["+1.00 2/0/0", "– |"], ["-19.00 0/0/2", "– |"]]
+    assert told.count("1 allocation: no intervals, no tests.") == 2
+
+
+def test_gaps_of_fedapa_exact_are_tested_over_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """+1, +2 and +3 over FedAPA (t = 3.46), +10, +11 and +10 over Local (t = 31): p 0.074 once and 0.001 twice."""
+    gaps = {"fedapa": (1, 2, 3), "local": (10, 11, 10), "fedapa-exact": (0, 0, 0)}
+    column = "cifar10-dirichlet-20"
+    runs = [made_up(column, m, 80 - gap, seed=a) for m, values in gaps.items() for a, gap in enumerate(values)]
+    told = section(monkeypatch, "_beyond", "beyond", runs)
+    cells = {line.split(" | ")[0]: line.split(" | ")[-2] for line in told.splitlines() if line.startswith("| ")}
+    assert cells["| fedapa"] == "+2.00 [-0.48, +4.48] (p 0.074) 6/0/0"
+    assert cells["| local"] == "+10.33 [+8.90, +11.77] (p 0.002) 6/0/0"
+    assert "highest of the others fedapa with 78.00" in told
+    assert "goal met; not distinguishable." in told
 
 
 def test_methods_are_compared_on_the_allocations_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +198,23 @@ def test_methods_are_compared_on_the_allocations_that_both_have(monkeypatch: pyt
         made_up(column, "fedpac", 78, seed=0),
     ]
     told = section(monkeypatch, "_beyond", "beyond", runs)
-    assert "2 allocations: 70.00, best of the others fedapa with 69.00; per client +1.00" in told
+    assert "2 allocations: 70.00, highest of the others fedapa with 69.00; per client +1.00" in told
     assert "- exact-steadier, CIFAR-10, Dirichlet 0.1, 20 clients: not run yet." in told
     (cells,) = [line.split(" | ") for line in told.splitlines() if line.startswith("| fedpac")]
-    assert (cells[1], cells[-2]) == ("1", "+2.00 (p 0.500) 2/0/0")
+    assert (cells[1], cells[-2]) == ("1", "+2.00 2/0/0")
+
+
+def test_the_sides_of_a_null_pair_share_their_allocations_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_maker("null_calibration", "experiments")
+    seen: list[RunResult] = []
+    tested = script._tested
+    monkeypatch.setattr(script, "_tested", lambda runs, method: seen.extend(runs) or tested(runs, method))
+    found = script.play_pair(2, "fedavg", allocations=3, rounds=1, clients=3, alpha=5.0)
+    assert all(0 < p <= 1 for p in found)
+    assert len({run.seed for run in seen}) == 6  # every run trains by a seed of its own
+    first, second = ({run.partition for run in seen if run.label == label} for label in ("fedavg", "again"))
+    assert first == second
+    assert len(first) == 3
 
 
 def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 from command import Call
 from fedapa.cli import formats
+from made_runs import make_run
 
 
-def row(method: str, last: float, sd: float | None = None, scenario: str = "") -> dict[str, Any]:
-    found = {"after_last": last, "after_sd": sd, "gain": [1, 2, 3]}
-    return {"scenario": scenario, "method": method, "evaluated": "after", **found}
+def row(method: str, last: float, sd: float | None = None, scenario: str = "", **more: Any) -> dict[str, Any]:
+    """Before local training 10 points less, and twice the spread."""
+    found = {"before_last": last - 10, "before_sd": None if sd is None else 2 * sd, "after_last": last, "after_sd": sd}
+    found |= {"gain": [1, 2, 3], "rounds": "5/5", "round": 5, "standing": "behind", "accuracies": {"p": last}}
+    return {"scenario": scenario, "method": method, "evaluated": "after", **found, **more}
 
 
 def test_csv_has_every_number() -> None:
@@ -20,21 +25,52 @@ def test_csv_has_every_number() -> None:
     one, two = csv.DictReader(io.StringIO(text))
     assert (one["after_last"], one["clients_gain"], one["clients_lose"]) == ("80.123456", "1", "3")
     assert (two["method"], two["clients_gain"]) == ("fedapa", "")
+    assert "accuracies" not in one
 
 
 def test_latex_by_hand() -> None:
-    rows = [row("local", 80.0, 0.5, "a"), row("my_method", 81.5, None, "a"), row("local", 70.0, None, "b & c")]
-    assert formats.as_latex(rows).splitlines() == [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{tabular}{lrr}",
+    """The star is on what a method is evaluated by, bold on the highest of these: 85.00 is neither."""
+    rows = [
+        row("local", 80.0, 0.5, "a"),
+        row("my_method", 85.0, None, "a", evaluated="before", standing="best"),
+        row("local", 70.0, None, "b & c", rounds="3/5", round=3),
+    ]
+    assert formats.as_latex(rows).splitlines()[1:] == [
+        r"\begin{tabular}{lrrrr}",
         r"\toprule",
-        r"Method & a & b \& c \\",
+        r" & \multicolumn{2}{c}{a} & \multicolumn{2}{c}{b \& c} \\",
+        r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}",
+        r"Method & before & after & before & after \\",
         r"\midrule",
-        r"local & 80.00 $\pm$ 0.50 & \textbf{70.00} \\",
-        r"my\_method & \textbf{81.50} & -- \\",
+        r"local & 70.00 $\pm$ 1.00 & 80.00$^*$ $\pm$ 0.50 & 60.00 (round 3) & 70.00$^*$ (round 3) \\",
+        r"my\_method & \textbf{75.00}$^*$ & 85.00 & -- & -- \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
+
+
+def test_a_run_at_3_of_4_rounds_is_not_set_against_the_fourth_round_of_another(fedapa: Call, tmp_path: Path) -> None:
+    """A thousand clients, the same in both runs; in round 4 thirty of them get one more right."""
+    rounds = [[5] * 1000, [6] * 1000, [7] * 1000, [8] * 30 + [7] * 970]
+    make_run(tmp_path / "out" / "local-seed0", "local", rounds)
+    make_run(tmp_path / "out" / "fedapa-seed0", "fedapa", rounds[:3], status="running", rounds=4)
+    found = json.loads(fedapa("compare", "out", "--format", "json").out)["methods"][1]
+    assert (found["method"], found["gain"], found["gain_points"], found["gain_round"]) == ("fedapa", [0, 1000, 0], 0, 3)
+    shown = fedapa("compare", "out").out
+    assert "0/1000/0" in shown
+    assert "+0.00 at round 3" in shown
+    assert "p <" not in shown
+    assert "Not compared: at round 3: all others" in shown
+
+
+def test_one_allocation_says_why_it_has_no_test(fedapa: Call, tmp_path: Path) -> None:
+    for label, right in (("local", 5), ("fedapa", 6)):
+        make_run(tmp_path / "out" / label, label, [[right] * 20])
+    shown = fedapa("compare", "out").out
+    assert "20/0/0" in shown
+    assert "vs local, no interval and no p: 1 allocation, 3 are needed." in shown
+    assert "Highest: fedapa with 60.00 %. Not tested: 1 allocation, 3 are needed." in shown
+    assert "(p " not in shown
 
 
 def test_compare_against_and_by_client(fedapa: Call, small: object) -> None:

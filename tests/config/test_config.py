@@ -9,7 +9,7 @@ import pytest
 
 from command import SMALL
 from fedapa.config import presets
-from fedapa.config.experiment import assemble, attack_of, lay_out, read_config, single
+from fedapa.config.experiment import Parts, assemble, attack_of, lay_out, read_config, single
 from fedapa.config.load import check, dump, load, settings_of, training_of
 from fedapa.config.schema import Config
 from fedapa.errors import InputError
@@ -317,6 +317,20 @@ def test_a_flip_has_no_factor_and_an_attack_needs_a_kind(tmp_path: Path) -> None
         path.write_text(f"[attack]\n{text}\n")
         with pytest.raises(InputError, match=said):
             load(str(path))
+
+
+def test_the_allocation_can_be_held_while_the_seed_of_the_training_varies(tmp_path: Path) -> None:
+    """Two seeds deal the samples in two ways, unless data.seed decides; the training still follows the seed."""
+
+    def parts(seed: int, text: str = "") -> Parts:
+        config = f"methods = ['local']\nseeds = [{seed}]\n[data]\nclients = 3\nalpha = 5.0\nmin_train = 10\n{text}"
+        config += "\n[model]\nname = 'mlp'\n"
+        return assemble(check(tomllib.loads(config), config, "x"))
+
+    assert parts(1).data.fingerprint != parts(2).data.fingerprint
+    one, two = parts(1, "seed = 7"), parts(2, "seed = 7")
+    assert one.data.fingerprint == two.data.fingerprint == parts(7).data.fingerprint
+    assert (one.plan.seed, two.plan.seed) == (1, 2)
 
 
 def test_an_attack_is_kept_in_the_config_and_its_clients_are_drawn_by_the_seed(tmp_path: Path) -> None:

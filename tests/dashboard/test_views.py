@@ -49,6 +49,28 @@ def test_overview_by_hand(top: Path) -> None:
     assert scenario["curves"]["fedapa"] == {"rounds": [1, 2], "before": [30.0, 43.33], "after": [40.0, 53.33]}
 
 
+def test_a_run_under_way_is_compared_at_the_last_round_of_both(top: Path) -> None:
+    """After its first round FedAPA has 3, 4 and 5 right, Local 2, 4 and 6 then, and 4, 5 and 6 in the end."""
+    make_run(top / "fedper-seed0", "fedper", OURS[:1], status="running", rounds=2)
+    now = Board(top).look()
+    (row,) = [row for row in now.scenarios[0].rows if row["method"] == "fedper"]
+    assert (row["gain"], row["gain_round"], row["standing"]) == ([1, 1, 1], 1, "not compared: at round 1")
+    view = views.clients(now, "fedper-seed0")
+    assert ([one["gain"] for one in view["clients"]], view["gain_round"]) == ([10, 0, -10], 1)
+    chosen = views.compare(now, ["fedper-seed0", "local-seed0"], "fedper")
+    (local,) = [row for row in chosen["rows"] if row["method"] == "local"]
+    assert (local["gain"], local["gain_round"]) == ([1, 1, 1], 1)
+
+
+def test_clients_have_exact_intervals(top: Path) -> None:
+    """Client 1 has 6 of 10 right; by the tables that is 26.2 to 87.8 %. A single test sample has no interval."""
+    change(top / "fedapa-seed0", "UPDATE client_round SET after_correct = 1, after_total = 1 WHERE client = 2")
+    first, second, third = views.clients(Board(top).look(), "fedapa-seed0")["clients"]
+    assert second["interval"] == pytest.approx([26.24, 87.84], abs=0.01)
+    assert first["interval"] == pytest.approx([18.71, 81.29], abs=0.01)
+    assert third["interval"] is None
+
+
 def test_clients_by_hand(top: Path) -> None:
     now = Board(top).look()
     view = views.plain(views.clients(now, "fedapa-seed0"))

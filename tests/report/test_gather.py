@@ -54,6 +54,13 @@ def test_gains_over_local_by_hand(make: Make) -> None:
     assert gains == pytest.approx([10, 0, -20])
 
 
+def test_gains_in_the_figures_are_of_the_same_round(make: Make) -> None:
+    make("local-seed0", "local", [[5, 5, 5], [9, 9, 9]])
+    run = make("fedapa-seed0", "fedapa", [[6, 5, 3]], status="running", rounds=2)
+    ((_, gains),) = figures.gains_of(look(run.parent).scenarios[0], "fedapa")
+    assert gains == pytest.approx([10, 0, -20])
+
+
 def test_clients_without_test_samples_neither_gain_nor_lose(make: Make) -> None:
     make("l", "local", HALF)
     run = make("a", "fedapa", MORE)

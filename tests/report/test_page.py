@@ -97,6 +97,40 @@ def test_the_papers_number_stands_beside_ours(fedapa: Call, make: Make) -> None:
     assert "0 clients gain, 20 equal, 0 lose" in text
 
 
+def told(fedapa: Call, folder: Path) -> str:
+    assert fedapa("report", folder).code == 0
+    return re.sub(r"<[^>]+>", " ", (folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_compares_at_the_same_round(fedapa: Call, make: Make) -> None:
+    """FedAPA is at round 2 of 3, where Local had as many right; in round 3 Local has more."""
+    make("fedapa-seed0", "fedapa", [[5] * 4, [6] * 4], status="running", rounds=3)
+    text = told(fedapa, make("local-seed0", "local", [[5] * 4, [6] * 4, [8] * 4]).parent)
+    assert re.search(r"FedAPA\s+2/3 rounds\s+0\s+4\s+0\s+\+0\.00\s+–\s+–\s+2\s", text)
+    assert re.search(r"FedAPA\s+60\.00 %\s+round 2: not ranked", text)
+    assert "0 clients gain, 4 equal, 0 lose, round 2" in text
+    assert "Highest: Local with 80.00 %. Not compared: at round 2: all others." in text
+    assert "Below Local" not in text
+
+
+def test_the_page_says_what_three_allocations_say(fedapa: Call, make: Make) -> None:
+    """Gains of 10, 20 and 10 points: mean 13.33, sd 5.77, p 0.057; four clients of each are counted alone."""
+    for seed, (alone, together) in enumerate(((5, 6), (5, 7), (6, 7))):
+        make(f"local-seed{seed}", "local", [[alone] * 4], seed=seed)
+        top = make(f"fedapa-seed{seed}", "fedapa", [[together] * 4], seed=seed).parent
+    text = told(fedapa, top)
+    assert re.search(r"FedAPA\s+3 allocations\s+12\s+0\s+0\s+\+13\.33\s+−1\.01 to \+27\.68\s+0\.057\s+1\s", text)
+    assert "Not distinguishable from it: all others" in text
+    assert "Wilcoxon" not in text
+
+
+def test_the_page_says_that_one_allocation_has_no_test(page: Path) -> None:
+    text = re.sub(r"<[^>]+>", " ", page.read_text(encoding="utf-8"))
+    assert "No interval and no p: 1 allocation, 3 are needed." in text
+    assert "Not tested: 1 allocation, 3 are needed" in text
+    assert "Fewer than 3 allocations: no intervals, no tests" in text
+
+
 def test_figures_are_files_too_and_those_that_cannot_be_drawn_say_why(fedapa: Call, make: Make, tmp_path: Path) -> None:
     run = make("fedper-seed0", "fedper", [[5, 5]])
     change(run, "UPDATE client SET labels = ''", "UPDATE round SET seconds = 0, server_seconds = 0")

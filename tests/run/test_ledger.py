@@ -67,8 +67,8 @@ def test_a_finished_run_is_one_plain_file(run: Path) -> None:
         assert ledger.bytes_per_visit(db) == 32
         assert ledger.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
         assert ledger.last_counts(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
-        assert ledger.last_counts(db, "after").tolist() == ledger.client_counts(db, 2, "after").tolist()
-        assert [t for t, _ in ledger.curve(db, "after")] == [0, 2]
+        assert ledger.last_counts(db, "after").tolist() == ledger.client_counts(db, 3, "after").tolist()
+        assert [t for t, _ in ledger.curve(db, "after")] == [1, 3]
         assert [t for t, _ in ledger.curve(db, "before")] == [0, 2, 3]
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from toy import Toy, play, toy_data
 
 from fedapa.errors import InputError
 from fedapa.run import results
+from fedapa.run.evaluate import Summary
 from fedapa.run.loop import Plan
+from fedapa.run.results import Phase, RunResult
 
 ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}
 
@@ -128,13 +134,24 @@ def test_an_unreadable_run_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_spread_over_seeds(tmp_path: Path) -> None:
-    one, two = make(tmp_path / "1"), make(tmp_path / "2", seed="1")
+    one, two = make(tmp_path / "1"), make(tmp_path / "2", seed="1", partition="q")
     change(one, "UPDATE accuracy SET pooled = 50 WHERE round = 6")
     change(two, "UPDATE accuracy SET pooled = 60 WHERE round = 6")
     (row,) = results.table(results.load(tmp_path))
-    assert row["seeds"] == 2
+    assert (row["seeds"], row["allocations"]) == (2, 2)
     assert row["after_last"] == 55
     assert row["after_sd"] == pytest.approx(50**0.5)
+    assert (row["after_low"], row["after_high"]) == (None, None)  # three are needed
+
+
+def test_runs_on_one_allocation_count_once(tmp_path: Path) -> None:
+    """Seeds 0 and 1 train twice on allocation p (mean 55), seed 2 on q (75): two allocations with a mean of 65."""
+    for seed, (partition, value) in enumerate((("p", 50), ("p", 60), ("q", 75))):
+        path = make(tmp_path / str(seed), seed=str(seed), partition=partition)
+        change(path, f"UPDATE accuracy SET pooled = {value} WHERE round = 6")
+    (row,) = results.table(results.load(tmp_path))
+    assert (row["seeds"], row["allocations"], row["after_last"]) == (3, 2, 65)
+    assert row["after_sd"] == pytest.approx(200**0.5)
 
 
 def test_seeds_with_and_without_validation_data_can_be_compared(tmp_path: Path) -> None:
@@ -142,6 +159,197 @@ def test_seeds_with_and_without_validation_data_can_be_compared(tmp_path: Path) 
     change(make(tmp_path / "1"), "INSERT INTO accuracy VALUES (0, 'after', 'validation', 1, 0, 0, 0, 0)")
     (row,) = results.table(results.load(tmp_path))
     assert row["after_selected"] is None
+
+
+def made_up(label: str, clients: Sequence[float], allocation: int = 0, scenario: str = "", **more: Any) -> RunResult:
+    """A finished run whose clients have so many of 100 right."""
+    mean = float(np.mean(clients))
+    phase = Phase(mean, mean, 1, mean, None, Summary(mean, mean, 0.0, min(clients), min(clients)), (mean,))
+    counts = np.array([[value, 100] for value in clients], dtype=np.int64)
+    partition = more.pop("partition", f"p{allocation}")
+    values = (Path("x"), scenario, label, allocation, "finished", 5, 5, "after", phase, phase, 1.0, 1.0, counts)
+    return replace(RunResult(*values, partition), **more)
+
+
+def row_of(rows: list[dict[str, Any]], label: str) -> dict[str, Any]:
+    return next(row for row in rows if row["method"] == label)
+
+
+def test_gains_are_tested_over_allocations_not_over_clients() -> None:
+    """Every client of an allocation gains the same: +3, -1 and +1. Sixty clients, but three values: mean 1, sd 2."""
+    gains = (3, -1, 1)
+    runs = [made_up("local", [80] * 20, a) for a in range(3)]
+    runs += [made_up("x", [80 + gain] * 20, a) for a, gain in enumerate(gains)]
+    row = row_of(results.table(runs), "x")
+    assert (row["gain"], row["gain_points"], row["gain_allocations"]) == ([40, 0, 20], 1.0, 3)
+    assert row["gain_p_unadjusted"] == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    assert row["gain_p_unadjusted"] > 0.4
+    assert stats.wilcoxon(np.repeat(gains, 20)).pvalue < 0.01  # what was printed before
+    assert row["gain_low"] == pytest.approx(1 - 4.302653 * 2 / 3**0.5, abs=1e-5)
+
+
+def test_each_allocation_counts_once_however_many_clients_it_has() -> None:
+    runs = [made_up("local", [80], 0), made_up("x", [90], 0)]
+    runs += [made_up("local", [80] * 9, 1), made_up("x", [80] * 9, 1)]
+    assert row_of(results.table(runs), "x")["gain_points"] == 5.0
+
+
+@pytest.mark.parametrize("allocations", [1, 2])
+def test_fewer_than_three_allocations_have_no_interval_and_no_p_and_say_so(allocations: int) -> None:
+    runs = [made_up(m, [80 + a + 5 * (m == "x")] * 50, a) for m in ("local", "x") for a in range(allocations)]
+    rows = results.table(runs)
+    row = row_of(rows, "x")
+    assert row["gain"] == [50 * allocations, 0, 0]
+    assert [row[f"gain_{key}"] for key in ("low", "high", "p_unadjusted", "p_adjusted")] == [None] * 4
+    assert row["gain_note"] == f"{allocations} allocation{'s' * (allocations > 1)}, 3 are needed"
+    assert results.who_wins(rows).endswith(f"Not tested: {row['gain_note']}.")
+
+
+def test_intervals_of_a_table_stay_within_0_and_100() -> None:
+    (row,) = results.table([made_up("x", [value], a) for a, value in enumerate((100, 99, 96))])
+    assert row["after_high"] == 100.0
+    assert 0 < row["after_low"] < 98
+
+
+def test_p_values_are_adjusted_by_holm_over_the_methods_of_a_scenario() -> None:
+    """In scenario b there is one method, so that its p stays."""
+    gains = {"x": (3, 4, 5), "y": (1, 4, 6), "z": (-1, 0, 3)}
+    runs = [made_up("local", [50], a, s) for a in range(3) for s in "ab"]
+    runs += [made_up(m, [50 + g], a, "a") for m, values in gains.items() for a, g in enumerate(values)]
+    runs += [made_up("x", [50 + g], a, "b") for a, g in enumerate(gains["x"])]
+    rows = results.table(runs)
+    p = {m: float(stats.ttest_1samp(values, 0).pvalue) for m, values in gains.items()}
+    found = {(row["scenario"], row["method"]): row["gain_p_adjusted"] for row in rows}
+    assert found["a", "x"] == pytest.approx(3 * p["x"])
+    assert found["a", "y"] == pytest.approx(2 * p["y"])
+    assert found["b", "x"] == pytest.approx(p["x"])
+
+
+def test_who_wins_says_who_is_not_distinguishable() -> None:
+    """x is ahead of y by 1, -1 and 3 points, and of z by 40, 41 and 40, each times two rivals."""
+    accuracies = {"x": (80, 82, 84), "y": (79, 83, 81), "z": (40, 41, 44)}
+    rows = results.table([made_up(m, [v], a) for m, values in accuracies.items() for a, v in enumerate(values)])
+    told = {row["method"]: row["standing"] for row in rows}
+    assert told == {"x": "best", "y": "not distinguishable", "z": "behind"}
+    assert row_of(rows, "z")["behind_p"] == pytest.approx(2 * stats.ttest_1samp((40, 41, 40), 0).pvalue)
+    assert results.who_wins(rows) == "Highest: x with 82.00 %. Not distinguishable from it: y. Behind it: z."
+
+
+def test_who_is_highest_is_judged_on_the_allocations_that_all_have() -> None:
+    """Local was also run on the easy allocation 3, which the others do not have."""
+    runs = [made_up("local", [value], a) for a, value in enumerate((70, 71, 72, 99))]
+    runs += [made_up("x", [value], a) for a, value in enumerate((73, 75, 74))]
+    assert row_of(results.table(runs), "local")["after_last"] > row_of(results.table(runs), "x")["after_last"]
+    assert row_of(results.table(runs), "x")["standing"] == "best"
+
+
+def test_who_wins_is_wrong_in_five_of_a_hundred_tables_at_most() -> None:
+    """Six methods without a difference: all must be called level with the highest in 95 of 100 tables."""
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        values = random.normal(80, 1, (6, 4)) + random.normal(0, 3, 4)
+        rows = [{"round": 5, "allocations": 4, "overlap": 0.0, "accuracies": dict(enumerate(row))} for row in values]
+        wrong += results._standings(rows)[0]["standing"] == "behind"  # the first, who is as good as any
+    assert wrong <= 10
+
+
+def test_splits_of_the_same_rows_are_not_independent_studies() -> None:
+    """Three test rows to one train row: the variance of the mean gain is s^2 (1/3 + 3), not s^2 / 3."""
+    runs = [made_up("local", [80], a, overlap=3.0) for a in range(3)]
+    runs += [made_up("x", [80 + gain], a, overlap=3.0) for a, gain in enumerate((3, 4, 5))]
+    assert row_of(results.table(runs), "x")["gain_p_unadjusted"] == pytest.approx(
+        2 * stats.t.sf(4 / (1 / 3 + 3) ** 0.5, 2)
+    )
+
+
+def test_ranks_are_over_equally_many_allocations() -> None:
+    """y leads on the first allocation of b, and only by x's bad second and third it would lead in the mean of a."""
+    values = {("a", "x"): (90, 10, 10), ("a", "y"): (50, 50, 50), ("b", "x"): (40,), ("b", "y"): (60,)}
+    runs = [made_up(m, [v], a, s) for (s, m), found in values.items() for a, v in enumerate(found)]
+    found = results.ranks(results.table(runs))
+    assert found is not None
+    assert (found.mean_rank, found.allocations) == ({"x": 1.5, "y": 1.5}, 1)
+    runs.append(made_up("z", [99], 5, "a"))
+    runs.append(made_up("z", [99], 5, "b"))
+    assert results.ranks(results.table(runs)) is None  # no allocation that all have
+
+
+# --- at the same round ---------------------------------------------------------------------------
+
+
+def stop(path: Path, done: int) -> None:
+    """As if the run was still going after so many rounds."""
+    tables = ("round", "accuracy", "client_round", "watched", "event")
+    change(path, *(f"DELETE FROM {table} WHERE round >= {done}" for table in tables))
+    change(path, "UPDATE meta SET value = 'running' WHERE key = 'status'")
+
+
+def test_an_unfinished_run_is_compared_at_the_last_round_of_both(tmp_path: Path) -> None:
+    """The same method twice, stopped after 6 of 7 rounds: equal, though it has less right than the other's last."""
+    make(tmp_path / "local", label="local")
+    stop(make(tmp_path / "toy"), 6)
+    runs = results.load(tmp_path)
+    row = row_of(results.table(runs), "toy")
+    assert (row["gain"], row["gain_points"], row["gain_round"]) == ([0, 4, 0], 0.0, 6)
+    assert (row["rounds"], row["round"], row["standing"]) == ("6/7", 6, "not compared: at round 6")
+    assert row_of(results.table(runs), "local")["round"] == 7
+    assert row_of(results.table(runs, "toy"), "local")["gain"] == [0, 4, 0]
+    assert {found["gain"] for found in results.client_gains(runs)} == {0.0}
+    assert {found["round"] for found in results.client_gains(runs)} == {6}
+
+
+def test_runs_of_a_file_at_different_rounds_are_not_compared(tmp_path: Path) -> None:
+    """A file of results holds the last round alone."""
+    make(tmp_path / "local", label="local")
+    stop(make(tmp_path / "toy"), 6)
+    rows = json.loads(json.dumps(results.as_dicts(results.load(tmp_path)), default=str))
+    row = row_of(results.table(results.from_dicts(rows)), "toy")
+    assert (row["gain"], row["gain_points"], row["gain_note"]) == (None, None, "not compared: rounds differ")
+    assert results.client_gains(results.from_dicts(rows)) == []
+
+
+def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path) -> None:
+    make(tmp_path / "toy-0")
+    stop(make(tmp_path / "toy-1", seed="1", partition="q"), 2)
+    runs = results.load(tmp_path)
+    (row,) = results.table(runs)
+    assert (row["seeds"], row["round"], row["unfinished"]) == (1, 7, 1)
+    assert row["after_last"] == pytest.approx(100 * 5 / 31)
+    assert results.left_out(runs, [row]) == ["toy seed 1 (2/7)"]
+
+
+def test_runs_under_way_are_shown_at_the_round_that_all_have(tmp_path: Path) -> None:
+    """Right in round 3: 11 of 31, in round 5: 3 of 31."""
+    for seed, done in enumerate((5, 3)):
+        stop(make(tmp_path / str(seed), seed=str(seed), partition=f"p{seed}"), done)
+    (row,) = results.table(results.load(tmp_path))
+    assert (row["round"], row["after_last"]) == (3, pytest.approx(100 * 11 / 31))
+
+
+def test_methods_at_different_rounds_are_not_ranked(tmp_path: Path) -> None:
+    for scenario in "ab":
+        for label in "xyz":
+            make(tmp_path / scenario / label, label=label)
+    stop(tmp_path / "b" / "z", 4)
+    found = results.ranks(results.table(results.load(tmp_path)))
+    assert found is not None
+    assert set(found.mean_rank) == {"x", "y"}
+
+
+def test_the_cost_of_an_attack_is_measured_at_the_same_round(tmp_path: Path) -> None:
+    make(tmp_path / "none" / "toy")
+    attack = json.dumps({"kind": "scaled", "clients": [0], "factor": -5.0})
+    stop(make(tmp_path / "scaled" / "toy", attack=attack), 3)
+    rows = {row["scenario"]: row for row in results.table(results.load(tmp_path), "toy")}
+    assert rows["scaled"]["attack_points"] == 0.0
+
+
+def test_rivals_are_found_by_allocation_whatever_the_seed_of_their_training() -> None:
+    runs = [made_up("local", [70, 70], 0, seed=5), made_up("x", [72, 71], 0, seed=9)]
+    assert row_of(results.table(runs), "x")["gain"] == [2, 0, 0]
+    runs.append(made_up("local", [80, 80], 0, seed=9))
+    assert row_of(results.table(runs), "x")["gain"] == [0, 0, 2]  # of the same seed, where there is one
 
 
 def test_folders_without_results(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 from command import Call
 from fedapa.config.experiment import assemble, read_config
@@ -20,7 +21,7 @@ from fedapa.run import wire
 from fedapa.run.personal import last_checkpoint
 from fedapa.site.deliver import flaw_of
 from fedapa.site.model import read_model
-from fedapa.site.silo import Scored, doubts, table
+from fedapa.site.silo import Scored, doubts, readable, table
 from hospitals import write_hospital, write_hospitals
 
 
@@ -54,7 +55,8 @@ def test_silo_scores_every_site_method_and_split(done: Path) -> None:
     assert json.loads((done / "out" / "schema.json").read_text())["columns"][0]["mean"] is None  # layout alone
     north = found["sites"][1]
     assert 0.6 < north["auc"]["mean"] <= 1.0
-    assert north["auc"]["low"] <= north["auc"]["mean"] <= north["auc"]["high"]
+    assert north["auc"]["low"] is None  # three splits are needed
+    assert 0 < north["accuracy"]["low"] < north["accuracy"]["mean"] < north["accuracy"]["high"] <= 1  # of its rows
 
 
 def test_the_delivered_model_is_the_one_in_use(done: Path) -> None:
@@ -95,7 +97,9 @@ def test_the_card_tells_all(done: Path) -> None:
     card = (done / "out" / "sites" / "north" / "site-model" / "MODEL_CARD.md").read_text()
     for words in (
         "Predicts `outcome` (fine, ill)", "Trained by FedAPA in 3 rounds with south", "| alone (local) |",
-        "| with the federation (fedapa) |", "Mean over 2 splits, 95 % confidence interval", "| south | 0.",
+        "| with the federation (fedapa) |", "Mean over 2 splits; the interval of the accuracy is the exact one",
+        "| south | 0.",
+        "The splits are too few or too alike to tell whether joining helped", "95 % intervals: exact for the accuracy",
         "Left the site in every round: θ", "Stayed: the rows and the head", "age: number, mean",
     ):  # fmt: skip
         assert words in card
@@ -151,8 +155,38 @@ def test_gains_are_paired_by_split() -> None:
     row = table(scored)[1]
     assert row["accuracy gain"].mean == pytest.approx(0.1)
     assert row["accuracy gain"].sd == pytest.approx(0.0, abs=1e-9)
-    assert row["accuracy"].high == 1.0  # Student's would be above
+    assert row["accuracy gain"].low is None  # two splits
+    low, high = stats.binomtest(8, 10).proportion_ci(0.95, method="exact")
+    assert (row["accuracy"].low, row["accuracy"].high) == (pytest.approx(low), pytest.approx(high))
     assert row["auc"] is None
+
+
+def intervals(rows: int, *right: int) -> tuple[str, str]:
+    """A site's accuracy and AUC over splits with so many right answers, as they are printed."""
+    (row,) = table([Scored("x", s, "a", rows, 0.25, n / rows, n / rows) for s, n in enumerate(right)])
+    return readable(row["accuracy"], 100, 1), readable(row["auc"])
+
+
+def test_a_site_without_errors_has_an_exact_interval() -> None:
+    assert intervals(69, 69, 69, 69) == ("100.0 (94.8 to 100.0)", "1.000")
+    assert intervals(69, 69)[0] == "100.0 (94.8 to 100.0)"
+    assert intervals(12, 0, 0, 0)[0] == "0.0 (0.0 to 26.5)"
+
+
+def test_a_few_errors_in_many_splits_are_judged_by_the_rows() -> None:
+    """Student's interval of ten splits, one of them with one error, would be 99.2 to 100."""
+    assert intervals(69, *[69] * 9, 68)[0] == "99.9 (94.8 to 100.0)"
+
+
+def test_a_site_with_one_test_row_has_no_interval() -> None:
+    assert intervals(1, 1, 0, 1)[0] == "66.7"
+    assert intervals(1, 1)[0] == "100.0"
+
+
+def test_many_errors_are_judged_over_the_splits_and_within_0_and_100() -> None:
+    """Accuracies 0.5, 0.9, 0.6: mean 0.667, sd 0.208, half width 4.303 * 0.208 * (1/3 + 1/3)^0.5 = 0.731."""
+    assert intervals(20, 10, 18, 12)[0] == "66.7 (0.0 to 100.0)"
+    assert intervals(100, 50, 52, 54)[0] == "52.0 (45.0 to 59.0)"
 
 
 def test_a_site_that_learned_its_rows_by_heart_is_named() -> None:

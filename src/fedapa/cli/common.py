@@ -222,8 +222,13 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
             extra = [{"epsilon": row["epsilon"]} if noised else {} for row in mine]
             shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
             ui.show(shown, form, title=scenario)
+            for line in (results.who_wins(mine), _doubts(mine, rival)):
+                if line:
+                    click.echo(line)
         if ranks is not None:
             _show_ranks(ranks)
+        if names := results.left_out(runs, rows):
+            click.echo(f"Left out until they are finished: {', '.join(names)}.")
         for line in results.protection(runs):
             click.echo(f"privacy: {line}")
 
@@ -255,7 +260,8 @@ def made_with(out: Path) -> str:
 def _show_ranks(ranks: Any) -> None:
     """Of the last round; 1 is best."""
     ordered = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
-    title = f"mean rank over the scenarios, 1 is best{'' if ranks.p is None else f'; Friedman{_sure(ranks.p)}'}"
+    title = f"mean rank over the scenarios ({ranks.allocations} of the allocations each), 1 is best"
+    title += "" if ranks.p is None else f"; Friedman{_sure(ranks.p)}"
     ui.show([{"method": name, "mean rank": rank} for name, rank in ordered], "table", title=title)
 
 
@@ -263,9 +269,23 @@ def _sure(p: float | None) -> str:
     return "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
+def _doubts(rows: Sequence[dict[str, Any]], rival: str) -> str:
+    """Why gains have no p, each reason once."""
+    notes = dict.fromkeys(row["gain_note"] for row in rows if row["gain_note"] and row["method"] != rival)
+    return f"vs {rival}, no interval and no p: {'; '.join(notes)}." if notes else ""
+
+
+def _gain(row: dict[str, Any]) -> str:
+    """Points with the p of the paired test; the round where that is not the last of the plan."""
+    if row["gain_points"] is None:
+        return "–"
+    where = "" if row["rounds"].endswith(f"/{row['gain_round']}") else f" at round {row['gain_round']}"
+    return f"{row['gain_points']:+.2f}{_sure(row['gain_p_adjusted'])}{where}"
+
+
 def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
     """Percent with spread; the model that the method's paper evaluates carries a star."""
-    shown: dict[str, Any] = {"method": row["method"], "seeds": row["seeds"], "rounds": row["rounds"]}
+    shown: dict[str, Any] = {"method": row["method"], "allocations": row["allocations"], "rounds": row["rounds"]}
     for phase in ("before", "after"):
         spread = "" if row[f"{phase}_sd"] is None else f" ± {row[f'{phase}_sd']:.2f}"
         star = "*" if row["evaluated"] == phase else ""
@@ -280,6 +300,6 @@ def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
         shown["weight on liars %"] = "–" if weight is None else f"{100 * weight:.1f}"
     shown["worst client %"] = row["worst_client"]
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
-    shown[f"vs {rival}"] = "–" if row["gain_points"] is None else f"{row['gain_points']:+.2f}{_sure(row['gain_p'])}"
+    shown[f"vs {rival}"] = _gain(row)
     shown["KiB/client/round"] = f"{row['kib']:.1f}"
     return shown

@@ -18,11 +18,17 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     """Compare the runs of FOLDER (default: the latest under ./runs), finished or still going, or of a results.json.
 
     Accuracy is pooled over all test samples, before and after local training; a star marks the one that the method's
-    paper reports; ± is the standard deviation over seeds. gain/equal/lose counts clients against local training on the
-    same allocation, "vs local" is their mean gain in points with the p of a paired Wilcoxon test over all clients and
-    allocations. KiB is what one client receives and sends in one round. With several scenarios, methods that are in all
-    of them are ranked and Friedman's test tells whether the ranks could be chance. --format json adds confidence
-    intervals, every client, and the commit, engine, processor and config hash of every run.
+    paper reports; ± is the standard deviation over allocations. gain/equal/lose counts clients against local training
+    on the same allocation, "vs local" is their mean gain in points with the p of a paired t-test over allocations,
+    adjusted over the methods of the table (Holm). Clients of one allocation are not independent, so they are counted,
+    not tested; fewer than three allocations have no interval and no p. "Not distinguishable" from the highest is
+    whoever the same test, times the number of rivals, does not reject at 5 %. KiB is what one client receives and
+    sends in one round. With several scenarios, methods that are in all of them are ranked and Friedman's test tells
+    whether the ranks could be chance. --format json adds confidence intervals, every client, and
+    the commit, engine, processor and config hash of every run.
+
+    Runs are compared at the last round that both have evaluated. Unfinished runs do not count beside finished runs of
+    the same method.
 
     Where clients lie ([attack]), gains are over the honest ones; honest % is their mean accuracy, "by attack" what that
     is above the same clients' in a run of FOLDER without liars, and then the weight that their mixtures give to liars.

@@ -12,7 +12,7 @@ SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}"
 
 
 def as_csv(rows: Rows) -> str:
-    """One line per scenario and method; gain becomes three columns."""
+    """One line per scenario and method; gain becomes three columns, and the accuracies of allocations stay out."""
     flat = [_flat(row) for row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
@@ -26,39 +26,44 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         return row
     gain = row["gain"] or [None, None, None]
     counted = dict(zip(("clients_gain", "clients_equal", "clients_lose"), gain, strict=True))
-    return {key: value for key, value in row.items() if key != "gain"} | counted
+    return {key: value for key, value in row.items() if key not in ("gain", "accuracies")} | counted
 
 
 def as_latex(rows: Rows) -> str:
-    """Methods by scenarios, last round of the model that a method is evaluated by, ± over seeds; the best is bold."""
+    """Methods by scenarios, last round before and after local training, ± over allocations.
+
+    A star marks the model that the method is evaluated by; of these the highest is bold.
+    """
     scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     found = {(row["scenario"], row["method"]): row for row in rows}
-    best = {s: max(_value(row) for row in rows if row["scenario"] == s) for s in scenarios}
+    rules = "".join(rf"\cmidrule(lr){{{2 * k}-{2 * k + 1}}}" for k in range(1, len(scenarios) + 1))
     lines = [
-        r"% needs \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * len(scenarios)}}}",
+        r"% needs \usepackage{booktabs}; * is the model that the method's paper evaluates, bold the highest of these",
+        rf"\begin{{tabular}}{{l{'rr' * len(scenarios)}}}",
         r"\toprule",
-        _line(["Method", *(_escaped(s or "accuracy (%)") for s in scenarios)]),
+        _line(["", *(rf"\multicolumn{{2}}{{c}}{{{_escaped(s or 'accuracy (%)')}}}" for s in scenarios)]),
+        rules,
+        _line(["Method", *["before", "after"] * len(scenarios)]),
         r"\midrule",
-        *(_line([_escaped(m), *(_entry(found.get((s, m)), best[s]) for s in scenarios)]) for m in methods),
+        *(_line([_escaped(m), *(cell for s in scenarios for cell in _entries(found.get((s, m))))]) for m in methods),
         r"\bottomrule",
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _value(row: dict[str, Any]) -> float:
-    return float(row[f"{row['evaluated']}_last"])
+def _entries(row: dict[str, Any] | None) -> list[str]:
+    return ["--", "--"] if row is None else [_entry(row, phase) for phase in ("before", "after")]
 
 
-def _entry(row: dict[str, Any] | None, best: float) -> str:
-    if row is None:
-        return "--"
-    sd = row[f"{row['evaluated']}_sd"]
-    mean = f"{_value(row):.2f}"
-    mean = rf"\textbf{{{mean}}}" if _value(row) == best else mean
-    return mean if sd is None else rf"{mean} $\pm$ {sd:.2f}"
+def _entry(row: dict[str, Any], phase: str) -> str:
+    mean, sd = f"{row[f'{phase}_last']:.2f}", row[f"{phase}_sd"]
+    is_evaluated = row["evaluated"] == phase
+    mean = rf"\textbf{{{mean}}}" if is_evaluated and row["standing"] == "best" else mean
+    spread = "" if sd is None else rf" $\pm$ {sd:.2f}"
+    done, _, planned = row["rounds"].partition("/")
+    return mean + ("$^*$" if is_evaluated else "") + spread + ("" if done == planned else f" (round {row['round']})")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def command(
         {"model": k, "accuracy %": readable(found.accuracy[k], 100, 1), "AUC": readable(found.auc[k])}
         for k in found.accuracy
     ]
-    ui.show(rows, form, title=f"{who}: {found.rows[0]} train and {found.rows[1]} test rows, 95 % bootstrap intervals")
+    ui.show(rows, form, title=f"{who}: {found.rows[0]} train and {found.rows[1]} test rows, 95 % intervals")
     if found.weights:
         click.echo("weights: " + ", ".join(f"{k} {v:.3f}" for k, v in found.weights.items()))
     ui.say(f"written to {found.folder}")

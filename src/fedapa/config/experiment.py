@@ -185,10 +185,10 @@ def execute(
 
 
 def load_data(config: Config, seed: int) -> Federated:
-    """The federated data of one allocation; the seed decides who gets what."""
+    """The federated data of one allocation; the seed decides who gets what, unless data.seed does."""
     if config.sites is not None:
         return load_own(config, seed).data
-    return _load_data(config.data.model_dump_json(), seed)
+    return _load_data(config.data.model_dump_json(), seed if config.data.seed is None else config.data.seed)
 
 
 def load_own(config: Config, seed: int) -> Own:

@@ -58,6 +58,7 @@ class DataConfig(Section):
     classes_per_client: int | None = Field(
         None, ge=1, description="classes at every client (pathological, random-classes)"
     )
+    seed: Seed | None = Field(None, description="decides who gets what; without it, the run's own seed does")
     min_train: int | None = Field(None, ge=0, description="train sets must be larger than this")
     min_test: int | None = Field(None, ge=0, description="test sets must be larger than this")
     max_redraws: int | None = Field(None, ge=0, description="how often to draw again before giving up")

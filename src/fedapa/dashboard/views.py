@@ -16,7 +16,7 @@ import numpy as np
 
 from fedapa.dashboard.board import Board, Entry, Snapshot
 from fedapa.errors import InputError
-from fedapa.run import ledger, results
+from fedapa.run import ledger, results, statistics
 from fedapa.run.folder import CONFIG
 from fedapa.run.gather import (
     LARGEST_MATRIX,
@@ -154,13 +154,14 @@ def _open(entry: Entry, read: Callable[[sqlite3.Connection], View]) -> View:
 
 def clients(now: Snapshot, name: str) -> View:
     entry = now.entry(name)
-    gains = _gains(now, entry)
+    gains, gain_round = _gains(now, entry)
 
     def read(db: sqlite3.Connection) -> View:
         people, totals = clients_of(db), ledger.client_totals(db)
         (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
         marks = Counter((client, kind) for _, client, kind, _ in ledger.events(db) if client is not None)
-        accuracy = {phase: _accuracies(db, last, phase) for phase in ("before", "after")}
+        accuracy = {phase: _accuracies(db, phase) for phase in ("before", "after")}
+        sure = _exact(db, ledger.meta(db)["evaluated"])
         own = _own_weights(db, len(people))
         rows = [
             {
@@ -170,6 +171,7 @@ def clients(now: Snapshot, name: str) -> View:
                 "test": client.test,
                 "classes": sum(n > 0 for n in client.labels),
                 **{phase: _at(values, i) for phase, values in accuracy.items()},
+                "interval": _interval(sure, i),
                 "gain": _at(gains, i),
                 "own": _at(own, i),
                 "visits": totals[i][0] if i < len(totals) else 0,
@@ -179,7 +181,7 @@ def clients(now: Snapshot, name: str) -> View:
             }
             for i, client in enumerate(people)
         ]
-        return {"round": None if last is None else last + 1, "clients": rows}
+        return {"round": None if last is None else last + 1, "gain_round": gain_round, "clients": rows}
 
     return _open(entry, read)
 
@@ -188,11 +190,24 @@ def _at(values: Sequence[float] | Floats | None, i: int) -> float | None:
     return None if values is None or i >= len(values) else float(values[i])
 
 
-def _accuracies(db: sqlite3.Connection, last: int | None, phase: str) -> Floats | None:
-    if last is None:
-        return None
+def _accuracies(db: sqlite3.Connection, phase: str) -> Floats | None:
     counts = ledger.last_counts(db, phase)
+    if counts is None:
+        return None
     return np.where(counts[:, 1] > 0, 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1), np.nan)
+
+
+def _exact(db: sqlite3.Connection, phase: str) -> tuple[Floats, Floats] | None:
+    """Exact 95 % intervals of the accuracies in percent, of the model that the method is evaluated by."""
+    counts = ledger.last_counts(db, phase)
+    if counts is None:
+        return None
+    low, high = statistics.exact(*counts.T)
+    return 100 * low, 100 * high
+
+
+def _interval(sure: tuple[Floats, Floats] | None, i: int) -> list[float] | None:
+    return None if sure is None or not np.isfinite(sure[0][i]) else [float(bound[i]) for bound in sure]
 
 
 def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
@@ -201,13 +216,13 @@ def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
     return np.diag(last[0][1]) if last else None
 
 
-def _gains(now: Snapshot, entry: Entry) -> Floats | None:
-    """Points over Local on the same allocation, in the last evaluated round of each."""
+def _gains(now: Snapshot, entry: Entry) -> tuple[Floats | None, int | None]:
+    """Points over Local on the same allocation in the last round that both evaluated, and that round."""
     scenario = now.scenario_of(entry.name)
     if scenario is None or not isinstance(entry.found, Run) or entry.found.label == results.LOCAL:
-        return None
-    pair = results.side_by_side(entry.found.result, [run.result for run in scenario.runs], results.LOCAL)
-    return pair[0] - pair[1] if pair is not None and len(pair[0]) == len(pair[1]) else None
+        return None, None
+    found = results.pairs([entry.found.result], [run.result for run in scenario.runs], results.LOCAL)
+    return (results.gaps(*found[0]), found[0][0].round) if found else (None, None)
 
 
 def client(now: Snapshot, name: str, i: int) -> View:

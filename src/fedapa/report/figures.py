@@ -199,13 +199,15 @@ def phases(scenario: Scenario) -> Drawn:
 
 
 def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
-    """Every client's gain over Local in points, for every seed with a Local run; NaN without tests, or if it lies."""
+    """Every client's gain over Local in points, for every seed with a Local run; NaN without tests, or if it lies.
+
+    In the last round that both runs evaluated.
+    """
     everyone = [run.result for run in scenario.runs]
     found = []
     for run in scenario.of(label):
-        pair = results.side_by_side(run.result, everyone, "local")
-        if pair is not None and len(pair[0]) == len(pair[1]):
-            found.append((run, np.where(run.result.honest, pair[0] - pair[1], np.nan)))
+        for mine, local in results.pairs([run.result], everyone, "local"):
+            found.append((run, np.where(run.result.honest, results.gaps(mine, local), np.nan)))
     return found
 
 

@@ -19,6 +19,7 @@ from fedapa.run import results
 from fedapa.run.checkpoint import write_atomically
 from fedapa.run.folder import make_folder
 from fedapa.run.gather import Gathered, Run, Scenario, gather, title_of
+from fedapa.run.statistics import FEWEST
 
 if TYPE_CHECKING:
     from fedapa.run.statistics import Ranks
@@ -41,7 +42,8 @@ PLOTS = (
     Plot(
         "curves", figures.convergence, "Convergence",
         "Test accuracy round by round, of the model that each method is evaluated by, with the last value beside its "
-        "name; means over seeds. Where some methods end far below the best, the upper panel shows the others alone.",
+        "name; means over seeds, in the rounds that all of them have. Where some methods end far below the best, the "
+        "upper panel shows the others alone.",
     ),
     Plot(
         "phases", figures.phases, "Before and after local training",
@@ -50,9 +52,9 @@ PLOTS = (
     ),
     Plot(
         "gains", figures.gains, "Who gains over Local, who loses",
-        "One dot per client and seed: its accuracy with the method minus its accuracy alone, last round, same "
-        "allocation. The bar is the mean over clients, the numbers count winners and losers. Linear up to 10 points, "
-        "logarithmic beyond.",
+        "One dot per client and seed: its accuracy with the method minus its accuracy alone, in the last round that "
+        "both have, same allocation. The bar is the mean over clients, the numbers count winners and losers. Linear up "
+        "to 10 points, logarithmic beyond.",
     ),
     Plot("who", figures.who, "Client by client", "Every client of {focus}, with the number of its train samples."),
     Plot(
@@ -116,6 +118,12 @@ class Section:
     settings: list[tuple[str, str]]
     ties: list[dict[str, Any]]
     plots: dict[str, Shown]
+
+    @property
+    def gain_notes(self) -> list[str]:
+        """Why gains have no interval and no p, each reason once."""
+        notes = dict.fromkeys(row["note"] for row in self.gains if row["note"] and row["label"] != "local")
+        return [f"No interval and no p: {note}" for note in notes]
 
     @property
     def has_liars(self) -> bool:
@@ -209,10 +217,10 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     has_paper = any(p.accuracy is not None for p in printed.values())
     return Section(
         key, scenario, _tiles(scenario, rows, printed), _verdict(scenario, rows),
-        [_accuracy_row(row, rank, printed[row["method"]]) for rank, row in enumerate(rows, 1)],
+        [_accuracy_row(row, _rank(row, rows), printed[row["method"]]) for row in rows],
         [_gain_row(row) for row in rows],
         [_cost_row(row, scenario, printed[row["method"]]) for row in rows],
-        has_paper, any(row["seeds"] > 1 for row in rows),
+        has_paper, any(row["allocations"] > 1 for row in rows),
         paper.deviations(scenario.first.config) if has_paper else [],
         _facts(scenario, seeds), _settings(scenario),
         [_tie_row(tie) for tie in figures.ties(scenario)], plots,
@@ -225,7 +233,13 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 
 def _ranked(scenario: Scenario) -> list[dict[str, Any]]:
-    return sorted(scenario.rows, key=lambda row: -figures.last(scenario, row["method"]))
+    """Best first; methods that are at an earlier round than others come after those."""
+    return sorted(scenario.rows, key=lambda row: (-row["round"], -figures.last(scenario, row["method"])))
+
+
+def _rank(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Its place among the methods at the same round; none for those at an earlier one."""
+    return str(rows.index(row) + 1) if row["round"] == rows[0]["round"] else NONE
 
 
 def _origin(scenario: Scenario, label: str) -> tuple[dict[str, Any], str]:
@@ -237,15 +251,17 @@ def _tiles(
     scenario: Scenario, rows: Sequence[dict[str, Any]], printed: dict[str, paper.Printed]
 ) -> list[tuple[str, str, str]]:
     label = figures.focus(scenario)
-    rank, row = next((k, row) for k, row in enumerate(rows, 1) if row["method"] == label)
-    best, evaluated = rows[0], row["evaluated"]
+    row = next(row for row in rows if row["method"] == label)
+    best, evaluated, rank = rows[0], row["evaluated"], _rank(row, rows)
+    shown = f"{percent(best[best['evaluated'] + '_last'])} % in round {best['round']}"
+    place = f"round {row['round']}: not ranked" if rank == NONE else f"rank {rank} of {len(rows)}, {_standing(row)}"
     tiles = [
-        ("best method", title_of(best["method"]), f"{percent(best[best['evaluated'] + '_last'])} % in the last round"),
-        (title_of(label), f"{percent(row[evaluated + '_last'])} %", f"rank {rank} of {len(rows)}, last round"),
+        ("highest", title_of(best["method"]), shown),
+        (title_of(label), f"{percent(row[evaluated + '_last'])} %", place),
     ]
     if row["gain"] is not None and label != "local":
         better, equal, worse = row["gain"]
-        remark = f"points; {better} clients gain, {equal} equal, {worse} lose{sure(row['gain_p'])}"
+        remark = f"points; {better} clients gain, {equal} equal, {worse} lose{sure(row['gain_p_adjusted'])}{_at(row)}"
         tiles.append(("against Local", signed(row["gain_points"]), remark))
     told = printed[label].accuracy
     if told is not None and np.isfinite(row[f"{evaluated}_best"]):
@@ -257,22 +273,34 @@ def _tiles(
 def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers say, the unpleasant included."""
     told, score = [], {row["method"]: figures.last(scenario, row["method"]) for row in rows}
-    alone = score.get("local")
-    if alone is not None and len(rows) > 1:
-        beaten = [title_of(name) for name, value in score.items() if 0 <= value < alone]
-        told.append(
-            f"Below Local ({alone:.2f} %): {', '.join(beaten)}."
-            if beaten
-            else f"Every method beats Local ({alone:.2f} %)."
-        )
-    elif alone is None:
+    if line := results.who_wins(rows, title_of):
+        told.append(line)
+    local = next((row for row in rows if row["method"] == "local"), None)
+    if local is None:
         told.append("Local is not among these runs: nobody can say who gains by taking part.")
-    seeds = {row["seeds"] for row in rows}
-    if seeds == {1}:
-        told.append("One allocation only: differences of a point or two may be chance.")
-    elif len(seeds) > 1:
-        told.append("Methods have different numbers of seeds; their means are over different allocations.")
+    elif len(rows) > 1:
+        alone, beside = score["local"], [row["method"] for row in rows if row["round"] == local["round"]]
+        below = [title_of(name) for name in beside if 0 <= score[name] < alone]
+        told.append(
+            f"Below Local ({alone:.2f} %): {', '.join(below)}."
+            if below
+            else f"No method is below Local ({alone:.2f} %)."
+        )
+    counts = {row["allocations"] for row in rows}
+    if max(counts) < FEWEST:
+        told.append(f"Fewer than {FEWEST} allocations: no intervals, no tests; gaps of a few points may be chance.")
+    elif len(counts) > 1:
+        told.append("Methods have different numbers of allocations; their means are over different ones.")
     return told
+
+
+def _standing(row: dict[str, Any]) -> str:
+    return {"best": "the highest", "behind": "behind the highest"}.get(row["standing"], str(row["standing"]))
+
+
+def _at(row: dict[str, Any]) -> str:
+    """The round of a comparison that is not the last of the plan."""
+    return "" if row["rounds"].endswith(f"/{row['gain_round']}") else f", round {row['gain_round']}"
 
 
 def percent(value: Any) -> str:
@@ -283,7 +311,7 @@ def sure(p: float | None) -> str:
     return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p <\u202f0.001"
 
 
-def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dict[str, Any]:
+def _accuracy_row(row: dict[str, Any], rank: str, printed: paper.Printed) -> dict[str, Any]:
     evaluated = row["evaluated"]
     best = row[f"{evaluated}_best"]
     known = printed.accuracy is not None and np.isfinite(best)
@@ -292,6 +320,7 @@ def _accuracy_row(row: dict[str, Any], rank: int, printed: paper.Printed) -> dic
         "rank": rank,
         **{phase: _with_spread(row, phase) for phase in ("before", "after")},
         "evaluated": evaluated,
+        "standing": _standing(row),
         "interval": NONE
         if row[f"{evaluated}_low"] is None or not np.isfinite(row[f"{evaluated}_low"])
         else f"{row[f'{evaluated}_low']:.1f} to {row[f'{evaluated}_high']:.1f}",
@@ -309,7 +338,7 @@ def _name(row: dict[str, Any]) -> dict[str, Any]:
         "rank": 0,
         "label": row["method"],
         "title": title_of(row["method"]),
-        "seeds": row["seeds"],
+        "allocations": row["allocations"],
         "remark": remark,
     }
 
@@ -329,7 +358,10 @@ def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
         "worse": worse,
         "points": NONE if row["gain_points"] is None else signed(row["gain_points"]),
         "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], 2))),
-        "p": sure(row["gain_p"]).removeprefix(", p ") or NONE,
+        "interval": NONE if row["gain_low"] is None else f"{signed(row['gain_low'])} to {signed(row['gain_high'])}",
+        "p": sure(row["gain_p_adjusted"]).removeprefix(", p ") or NONE,
+        "round": row["gain_round"] or NONE,
+        "note": row["gain_note"],
         "worst": percent(row["worst_client"]),
         "tenth": percent(row["worst_tenth"]),
     }
@@ -427,7 +459,8 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
         for label in labels
     ]
     caption = (
-        "By the last round of the model that each method is evaluated by, of the methods that are in every scenario."
+        "By the last round of the model that each method is evaluated by, of the methods that are in every scenario; "
+        f"means over {ranks.allocations if ranks else 0} of the allocations in every cell."
     )
     plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(mean)) if mean else None
     p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")

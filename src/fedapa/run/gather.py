@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
 # Keys that do not change what is learned, or only where the numbers come from.
 ASIDE = {
-    "data": ("data_dir",),
+    "data": ("data_dir", "seed"),
     "run": ("workers", "engine", "checkpoint_every", "evaluate_every", "mmap_above_mb"),
 }
 
@@ -192,7 +192,7 @@ def _client(name: str, train: int, test: int, labels: str) -> Client:
 def _curve(db: sqlite3.Connection, phase: str) -> Curve:
     rows = ledger.curve(db, phase)
     pooled = np.array([_finite(summary.pooled) for _, summary in rows])
-    return Curve(np.array([t + 1.0 for t, _ in rows]), pooled)
+    return Curve(np.array([float(t) for t, _ in rows]), pooled)
 
 
 def _finite(value: Any) -> float:
@@ -328,7 +328,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
         names = ", ".join(
             f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
         )
-        yield f"Not finished, shown as far as they are: {names}."
+        yield f"Not finished: {names}. They do not count beside finished runs of the same method."
     if versions := results.mixed([run.result for run in runs]):
         yield f"{versions[0].upper()}{versions[1:]}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
@@ -337,7 +337,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
     twice = [key for key, n in Counter((run.label, run.result.seed) for run in runs).items() if n > 1]
     if twice:
         names = ", ".join(f"{label} seed {seed}" for label, seed in twice)
-        yield f"More than one run of {names}; all count in the means."
+        yield f"More than one run of {names}; their mean counts once."
     marks = Counter[str]()
     for run in runs:
         marks += run.events

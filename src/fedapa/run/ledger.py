@@ -184,26 +184,27 @@ def meta(db: sqlite3.Connection) -> dict[str, str]:
 
 
 def curve(db: sqlite3.Connection, phase: str, data: str = "test") -> list[tuple[int, Summary]]:
-    """(round, summary) over the evaluated rounds; ``before`` ends with what the last aggregation would send."""
+    """(rounds done, summary): ``before`` from the start to what the last aggregation would send, ``after`` from 1."""
     query = "SELECT round, pooled, mean, std, worst, worst10 FROM accuracy WHERE phase=? AND data=? ORDER BY round"
-    found = [(row[0], Summary(*row[1:])) for row in db.execute(query, (phase, data))]
+    found = [(row[0] + (phase == "after"), Summary(*row[1:])) for row in db.execute(query, (phase, data))]
     if phase == "before":
         found += [(row[0] + 1, Summary(*row[1:])) for row in db.execute(query, ("final", data))]
     return found
 
 
-def client_counts(db: sqlite3.Connection, round: int, phase: str) -> Counts:
-    """[M, 2] correct and total of every client on its test data."""
+def client_counts(db: sqlite3.Connection, done: int, phase: str) -> Counts:
+    """[M, 2] correct and total of every client on its test data, when so many rounds were done."""
     query = f"SELECT {phase}_correct, {phase}_total FROM client_round WHERE round=? ORDER BY client"
-    return np.array(db.execute(query, (round,)).fetchall(), dtype=np.int64).reshape(-1, 2)
-
-
-def last_counts(db: sqlite3.Connection, phase: str) -> Counts:
-    """[M, 2] the same for the last evaluated round; ``before`` is what the last aggregation would send, if known."""
-    if phase == "before" and (final := _final(db)) is not None:
+    rows = db.execute(query, (done - (phase == "after"),)).fetchall()
+    if not rows and (final := _final(db)) is not None:
         return final[:, :2]
-    (last,) = db.execute("SELECT max(round) FROM accuracy WHERE phase=?", (phase,)).fetchone()
-    return client_counts(db, last, phase)
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+def last_counts(db: sqlite3.Connection, phase: str) -> Counts | None:
+    """The same as it stands now; None before the first evaluation."""
+    rows = curve(db, phase)
+    return client_counts(db, rows[-1][0], phase) if rows else None
 
 
 def _final(db: sqlite3.Connection) -> Counts | None:

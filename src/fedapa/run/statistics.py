@@ -1,4 +1,11 @@
-"""How sure a comparison is: intervals over allocations, paired tests over clients, ranks over scenarios."""
+"""How sure a comparison is: the allocation is the unit of every interval and every test.
+
+Clients of one run share a server, an initial model and often samples of the same classes, so they are not independent:
+a test over clients rejects too often. Methods are paired by allocation, the gap of each pair is one value, and the
+printed test is the paired t-test over these values. It assumes that the gaps of allocations are independent and about
+normal; a gap is a mean over many clients and test samples, so that is plausible. A sign-flip test needs no such
+assumption, but cannot reach p < 0.25 with three allocations.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +18,16 @@ from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+FEWEST = 3  # allocations: no interval and no test from fewer
+FEWEST_ROWS = 2  # of a single site's test set: no interval from fewer
+ANY = (-float("inf"), float("inf"))
 
 
 class Interval(NamedTuple):
     mean: float
     sd: float | None  # None for a single value
-    low: float | None
+    low: float | None  # None from too few values, and where all are equal: no spread to judge by
     high: float | None
-
-
-class Paired(NamedTuple):
-    """One method against another on the same clients and allocations."""
-
-    clients: int
-    gain: float  # mean difference in percentage points
-    better: int
-    equal: int
-    worse: int
-    p: float | None  # two-sided Wilcoxon signed-rank test; None where every pair is equal
 
 
 class Ranks(NamedTuple):
@@ -36,31 +35,75 @@ class Ranks(NamedTuple):
 
     mean_rank: dict[str, float]
     p: float | None
+    allocations: int = 1  # behind every ranked number
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean, standard deviation and Student's confidence interval of a few allocations."""
-    array = np.asarray(values, dtype=np.float64)
-    mean = float(array.mean())
-    if len(array) < 2:
-        return Interval(mean, None, None, None)
-    sd = float(array.std(ddof=1))
-    half = float(stats.t.ppf(0.5 + level / 2, len(array) - 1)) * sd / len(array) ** 0.5
-    return Interval(mean, sd, mean - half, mean + half)
+def interval(
+    values: Sequence[float], bounds: tuple[float, float] = ANY, overlap: float = 0.0, level: float = 0.95
+) -> Interval:
+    """Mean, standard deviation and Student's confidence interval over allocations.
 
-
-def resampled(values: Sequence[float], test_share: float, level: float = 0.95) -> Interval:
-    """Student's interval over random splits of one data set, widened for the rows that the splits share.
-
-    The variance of the mean is s^2 (1/k + test/train) instead of s^2/k (Nadeau and Bengio, Machine Learning 52, 2003):
-    ten splits of the same patients are not ten studies.
+    ``bounds`` cuts the interval off: no accuracy is below 0 or above 100, so what lies outside is no candidate.
+    ``overlap`` widens it where the values come from random splits of one data set: the variance of the mean is then
+    s^2 (1/k + overlap) instead of s^2/k, with the ratio of test to train rows as overlap (Nadeau and Bengio, Machine
+    Learning 52, 2003). Ten splits of the same patients are not ten studies.
     """
-    plain = interval(values, level)
-    if plain.sd is None:
-        return plain
-    spread = plain.sd * (1 / len(values) + test_share / (1 - test_share)) ** 0.5
-    half = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * spread
-    return Interval(plain.mean, plain.sd, plain.mean - half, plain.mean + half)
+    mean, sd = _moments(values)
+    if (error := _error(values, overlap)) is None:
+        return Interval(mean, sd, None, None)
+    half = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
+    return Interval(mean, sd, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
+
+
+def paired_p(gaps: Sequence[float], overlap: float = 0.0) -> float | None:
+    """Two-sided p of the paired t-test over one gap per allocation; ``overlap`` as in ``interval``."""
+    if (error := _error(gaps, overlap)) is None:
+        return None
+    return float(2 * stats.t.sf(abs(_moments(gaps)[0]) / error, len(gaps) - 1))
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float | None]:
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None
+
+
+def _error(values: Sequence[float], overlap: float) -> float | None:
+    """Standard error of the mean; None from too few values, or where they do not differ beyond rounding."""
+    _, sd = _moments(values)
+    if len(values) < FEWEST or sd is None or not sd > 1e-9:
+        return None
+    return float(sd * (1 / len(values) + overlap) ** 0.5)
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values of one family; who has no p is not in it."""
+    known = sorted((p, k) for k, p in enumerate(ps) if p is not None)
+    found: list[float | None] = [None] * len(ps)
+    largest = 0.0
+    for place, (p, k) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - place) * p))
+        found[k] = largest
+    return found
+
+
+def exact(correct: npt.ArrayLike, total: npt.ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
+    """Clopper and Pearson's interval of a share, which holds for few rows and for no errors too.
+
+    NaN from fewer than two rows.
+    """
+    right, rows = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    alpha = 1 - level
+    low = np.where(right > 0, stats.beta.ppf(alpha / 2, right, rows - right + 1), 0.0)
+    high = np.where(right < rows, stats.beta.ppf(1 - alpha / 2, right + 1, rows - right), 1.0)
+    enough = rows >= FEWEST_ROWS
+    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
+
+
+def share(correct: int, total: int) -> Interval:
+    """A single test set's accuracy with its exact interval."""
+    low, high = (float(bound) for bound in exact(correct, total))
+    bounds = (low, high) if total >= FEWEST_ROWS else (None, None)
+    return Interval(correct / total if total else float("nan"), None, *bounds)
 
 
 def auc(y: Ints, p: Floats) -> float | None:
@@ -85,12 +128,17 @@ def _area(score: Floats, positive: npt.NDArray[np.bool_]) -> float:
 def bootstrap(
     y: Ints, p: Floats, measure: Callable[[Ints, Floats], float | None], draws: int = 500, level: float = 0.95
 ) -> Interval:
-    """A measure of predictions p on labels y, with the percentile interval over redrawn rows."""
+    """A measure of predictions p on labels y, with the percentile interval over redrawn rows.
+
+    No interval where every redraw gives the same value: rows without an error say nothing about how rare errors are.
+    """
     value, random = measure(y, p), np.random.default_rng(0)
     if value is None:
         return Interval(float("nan"), None, None, None)
     rows = random.integers(len(y), size=(draws, len(y)))
     found = np.array([v for draw in rows if (v := measure(y[draw], p[draw])) is not None])
+    if len(found) < 2 or not np.ptp(found) > 0:
+        return Interval(value, None, None, None)
     low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(value, float(found.std(ddof=1)), float(low), float(high))
 
@@ -99,12 +147,9 @@ def accuracy(y: Ints, p: Floats) -> float:
     return float((p.argmax(1) == y).mean())
 
 
-def paired(ours: Floats, theirs: Floats) -> Paired:
-    """Accuracies in percent, client by client."""
-    gaps = np.round(ours - theirs, 9)
-    better, equal, worse = (int((np.sign(gaps) == sign).sum()) for sign in (1, 0, -1))
-    p = float(stats.wilcoxon(gaps, zero_method="pratt").pvalue) if np.any(gaps) and len(gaps) > 1 else None
-    return Paired(len(gaps), float(gaps.mean()), better, equal, worse, p)
+def own_accuracy(y: Ints, p: Floats) -> Interval:
+    """Accuracy of one model on its site's test rows, with the exact interval."""
+    return share(int((p.argmax(1) == y).sum()), len(y))
 
 
 def ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fedapa.data.schema import Schema
 from fedapa.methods.method import Method
 from fedapa.methods.wrap import account_of
+from fedapa.run import statistics
 from fedapa.run.statistics import Interval
 from fedapa.site.silo import Scored, readable, table
 
@@ -23,7 +24,7 @@ class Facts(NamedTuple):
     rounds: int
     trained_on: Sequence[int]  # rows of every class
     tested_on: Sequence[int]
-    own: Mapping[str, Interval]  # accuracy and AUC of this very model, bootstrapped over its test rows
+    own: Mapping[str, Interval]  # accuracy and AUC of this very model on its test rows
     weights: Mapping[str, float]  # A_i by site; empty where the method has none
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
@@ -76,8 +77,7 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     lines = ["## Score on rows never trained on", ""]
     if rows:
         splits = rows[0]["splits"]
-        over = f"Mean over {splits} splits, 95 % confidence interval." if splits > 1 else "One split: no interval."
-        lines += [over, "", "| trained | accuracy % | AUC |", "|---|---|---|"]
+        lines += [_over(splits), "", "| trained | accuracy % | AUC |", "|---|---|---|"]
         for row in rows:
             name = "alone (local)" if row["method"] == "local" else f"with the federation ({row['method']})"
             lines.append(f"| {name} | {readable(row['accuracy'], 100, 1)} | {readable(row['auc'])} |")
@@ -88,13 +88,24 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
     own = f"accuracy {readable(facts.own['accuracy'], 100, 1)} %, AUC {readable(facts.own['auc'])}"
-    lines.append(f"This very model on its {sum(facts.tested_on)} test rows (bootstrap interval): {own}.")
+    tested = sum(facts.tested_on)
+    enough = tested >= statistics.FEWEST_ROWS
+    how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if enough else "too few for an interval"
+    lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
     return "\n".join(lines)
+
+
+def _over(splits: int) -> str:
+    if splits >= statistics.FEWEST:
+        few = "where few answers are wrong, that of the accuracy is the exact one of a single test set"
+        return f"Mean over {splits} splits, 95 % confidence interval; {few}."
+    count = "1 split" if splits == 1 else f"Mean over {splits} splits"
+    return f"{count}; the interval of the accuracy is the exact one of a single test set, the AUC has none."
 
 
 def _verdict(gain: Interval) -> str:
     if gain.low is None or gain.high is None:
-        return ""
+        return " The splits are too few or too alike to tell whether joining helped."
     if gain.low > 0:
         return " Joining helped under these settings."
     return " Joining hurt under these settings." if gain.high < 0 else " The data do not tell whether joining helped."

@@ -140,7 +140,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     weights = parts.method.watch(point.state.server).get("A")
     trained, tested = (part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test))
     own = {
-        "accuracy": statistics.bootstrap(y, p, statistics.accuracy),
+        "accuracy": statistics.own_accuracy(y, p),
         "auc": statistics.bootstrap(y, p, statistics.auc),
     }
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))

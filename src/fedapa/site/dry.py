@@ -60,7 +60,7 @@ def dry_run(
     account = account_of(played, config.run.rounds, simulated=False)
     agreed = wire.agreement(client.name, method, exchanges, once, account)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
-    accuracy, area = (statistics.bootstrap(y, p, measure) for measure in (statistics.accuracy, statistics.auc))
+    accuracy, area = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
     sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
     privacy = [] if account is None else account.lines()
     sizes = len(client.train.y), len(client.test.y)

@@ -14,6 +14,7 @@ from fedapa.run.personal import in_use, last_checkpoint, probabilities
 from fedapa.run.statistics import Interval
 
 BY_HEART = 0.1  # AUC on train rows above that on test rows
+FEW = 5  # wrong or right answers on a test set: fewer show too little of how splits differ
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ def score_run(folder: Path) -> list[Scored]:
 
 
 def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
-    """Mean and confidence interval over the splits, one row per site and method; the gain is over local training."""
+    """Mean and confidence interval over the splits, one row per site and method; the gain is over local training.
+
+    Intervals need three splits. Where answers are nearly all right, or there are fewer splits, the interval of the
+    accuracy is the exact one of a single split's test rows.
+    """
     scored = list(scored)
     keys = list(dict.fromkeys((s.site, s.method) for s in scored))
     sites = list(dict.fromkeys(site for site, _ in keys))
@@ -57,10 +62,10 @@ def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
         mine = [s for s in scored if (s.site, s.method) == (site, method)]
         alone = {s.seed: s for s in scored if (s.site, s.method) == (site, "local")}
         row: dict[str, Any] = {"site": site, "method": method, "splits": len(mine), "test rows": mine[0].rows}
+        row |= {"accuracy": _accuracy(mine), "auc": _over_splits([s.auc for s in mine], mine, (0.0, 1.0))}
         for name in ("accuracy", "auc"):
-            row[name] = _within(_over_splits([getattr(s, name) for s in mine], mine))
             pairs = [(getattr(s, name), getattr(alone[s.seed], name)) for s in mine if s.seed in alone]
-            row[f"{name} gain"] = _over_splits([None if None in (a, b) else a - b for a, b in pairs], mine)
+            row[f"{name} gain"] = _over_splits([None if None in (a, b) else a - b for a, b in pairs], mine, (-1.0, 1.0))
         rows.append(row)
     return rows
 
@@ -79,16 +84,26 @@ def doubts(scored: Sequence[Scored]) -> Iterator[str]:
                 )
 
 
-def _over_splits(values: Sequence[float | None], mine: Sequence[Scored]) -> Interval | None:
+def _accuracy(mine: Sequence[Scored]) -> Interval:
+    """Over the splits; exact, of the smallest test set, where too few answers are wrong or right to see a spread."""
+    found = statistics.interval([s.accuracy for s in mine], (0.0, 1.0), _overlap(mine))
+    rows = min(s.rows for s in mine)
+    right = round(found.mean * rows)
+    if rows < statistics.FEWEST_ROWS or found.low is None or min(right, rows - right) < FEW:
+        exact = statistics.share(right, rows)
+        return found._replace(low=exact.low, high=exact.high)
+    return found
+
+
+def _over_splits(
+    values: Sequence[float | None], mine: Sequence[Scored], bounds: tuple[float, float]
+) -> Interval | None:
     known = [value for value in values if value is not None]
-    return statistics.resampled(known, mine[0].test_share) if known else None
+    return statistics.interval(known, bounds, _overlap(mine)) if known else None
 
 
-def _within(found: Interval | None) -> Interval | None:
-    """No accuracy is below 0 or above 1, whatever Student's interval says of a few splits."""
-    if found is None or found.low is None or found.high is None:
-        return found
-    return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
+def _overlap(mine: Sequence[Scored]) -> float:
+    return mine[0].test_share / (1 - mine[0].test_share)
 
 
 def as_dict(scored: Sequence[Scored]) -> dict[str, Any]:

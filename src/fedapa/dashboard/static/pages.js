@@ -88,11 +88,13 @@ const last = (row) => row[`${row.evaluated}_last`] ?? -1;
 
 function bestTiles(scenario) {
   if (!scenario) return [];
-  const best = [...scenario.methods].sort((a, b) => last(b) - last(a))[0];
-  const gain = scenario.methods.filter((row) => row.gain_points != null).sort((a, b) => b.gain_points - a.gain_points)[0];
+  const furthest = Math.max(...scenario.methods.map((row) => row.round));
+  const level = scenario.methods.filter((row) => row.round === furthest); // methods at an earlier round are not compared
+  const best = level.find((row) => row.standing === "best") ?? [...level].sort((a, b) => last(b) - last(a))[0];
+  const gain = level.filter((row) => row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
   return [
-    tile(`${number(last(best))} %`, `${best.title}: best last round`, `${best.evaluated} local training`),
-    gain ? tile(signed(gain.gain_points), `points: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose`) : null,
+    tile(`${number(last(best))} %`, `${best.title}: highest in round ${furthest}`, `${best.evaluated} local training`),
+    gain ? tile(signed(gain.gain_points), `points: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose; ${sureness(gain.gain_p_adjusted) || gain.gain_note}`) : null,
   ];
 }
 
@@ -100,17 +102,21 @@ function methodTable(rows, sort, onsort) {
   const spread = (row, phase) => [number(row[`${phase}_last`]), row[`${phase}_sd`] == null ? "" : ` ± ${number(row[`${phase}_sd`])}`, row.evaluated === phase ? h("abbr", { title: "the paper of the method reports this one" }, "*") : null];
   return table([
     { key: "title", head: "method", text: true },
-    { key: "seeds", head: "seeds" },
+    { key: "allocations", head: "allocations" },
     { key: "rounds", head: "rounds", by: (r) => parseInt(r.rounds, 10) },
     { key: "before_last", head: "before %", show: (r) => h("span", {}, spread(r, "before")) },
     { key: "after_last", head: "after %", show: (r) => h("span", {}, spread(r, "after")) },
     { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
     { key: "worst_client", head: "worst client %", show: (r) => number(r.worst_client, 1) },
-    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p) }, signed(r.gain_points)) },
+    { key: "behind", head: "beside the highest", text: true, show: standing },
+    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points), atRound(r)) },
     { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
     { key: "kib", head: "per visit", show: (r) => size(r.kib) },
   ], rows, { sort, onsort, caption: "Methods of this scenario, last round" });
 }
+
+const standing = (row) => ({ best: "the highest", behind: `${number(row.behind)} behind` })[row.standing] ?? row.standing;
+const atRound = (row) => (row.gain_round == null || row.rounds.endsWith(`/${row.gain_round}`) ? "" : ` (round ${row.gain_round})`);
 
 const tone = (value) => (value > 0 ? "up" : value < 0 ? "down" : null);
 
@@ -253,6 +259,7 @@ function clientColumns() {
     { key: "classes", head: "classes" },
     { key: "before", head: "before %", show: (r) => number(r.before, 1) },
     { key: "after", head: "after %", show: (r) => number(r.after, 1) },
+    { key: "interval", head: "95 % interval", by: (r) => r.interval?.[0], show: (r) => h("span", { title: `exact, of ${whole(r.test)} test samples` }, r.interval ? `${number(r.interval[0], 0)} – ${number(r.interval[1], 0)}` : "–") },
     { key: "gain", head: "over Local", show: (r) => h("span", { class: tone(r.gain) }, signed(r.gain, 1)) },
     { key: "own", head: "own weight", show: (r) => number(r.own, 3) },
     { key: "visits", head: "visits" },
@@ -445,18 +452,22 @@ export function compare(root) {
       table([
         { key: "title", head: "method", text: true },
         ...(several ? [{ key: "scenario", head: "scenario", text: true }] : []),
-        { key: "seeds", head: "seeds" },
+        { key: "allocations", head: "allocations" },
+        { key: "round", head: "round" },
         { key: "last", head: "last %", show: (r) => number(last(r)), by: last },
         { key: "interval", head: "95 % interval", by: (r) => r[`${r.evaluated}_low`], show: (r) => (r[`${r.evaluated}_low`] == null ? "–" : `${number(r[`${r.evaluated}_low`], 1)} – ${number(r[`${r.evaluated}_high`], 1)}`) },
         { key: "tail", head: "last five %", show: (r) => number(r[`${r.evaluated}_tail`]), by: (r) => r[`${r.evaluated}_tail`] },
         { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
         { key: "worst_tenth", head: "worst tenth %", show: (r) => number(r.worst_tenth, 1) },
-        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points)) },
+        { key: "behind", head: "beside the highest", text: true, show: standing },
+        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points), atRound(r)) },
+        { key: "gain_low", head: "95 % interval", show: (r) => (r.gain_low == null ? "–" : `${signed(r.gain_low)} – ${signed(r.gain_high)}`) },
         { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
-        { key: "gain_p", head: "Wilcoxon", show: (r) => sureness(r.gain_p) || "–" },
+        { key: "gain_p_adjusted", head: "paired t, Holm", show: (r) => sureness(r.gain_p_adjusted) || (r.gain_note ? h("span", { class: "quiet" }, r.gain_note) : "–") },
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
       ], view.rows, { sort: query.get("sort") ?? "-last", onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
-      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
+      h("p", { class: "quiet" }, "Intervals and tests are over allocations, at least three; clients of one allocation are counted, not tested. p is adjusted over the methods of a scenario (Holm)."),
+      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios, ${view.ranks.allocations} of the allocations each: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
   };
 }
 
