@@ -265,5 +265,5 @@ def test_ranks_and_goals_are_taken_within_one_version(monkeypatch: pytest.Monkey
     column = "cifar10-dirichlet-20"
     goal = [made_up(column, "fedapa-exact", 80, provenance=new), made_up(column, "fedpac", 99, provenance=old)]
     told = section(monkeypatch, "_beyond", "beyond", [*goal, made_up(column, "fedapa", 79, provenance=new)])
-    assert "best of the others fedapa with 79.00" in told
+    assert "highest of the others fedapa with 79.00" in told
     assert "| fedpac † |" in told

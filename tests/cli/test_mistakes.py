@@ -226,7 +226,7 @@ def test_a_garbage_run_db(fedapa: Call, out: Path) -> None:
     assert others.code == 0
     assert said in others.err
     assert "fedavg" in others.out
-    assert "local " not in others.out.replace("vs local", "")
+    assert "local " not in others.out.replace("vs local", "").replace("no local on the same allocation", "")
 
 
 def test_a_deleted_config(fedapa: Call, out: Path) -> None:

@@ -25,7 +25,7 @@ EXAMPLES = 1112 if os.environ.get("FEDAPA_FUZZ") == "all" else 60
 
 
 class Canned(Direct):
-    """Every site answers with a reply that was made before, some of them after it was tampered with."""
+    """Every site answers to a request to train with a reply that was made before, or with that after tampering."""
 
     def __init__(self, sites, replies, tampered):
         super().__init__(sites)
@@ -33,6 +33,8 @@ class Canned(Direct):
 
     def answer(self, message):
         i = message.metadata.dst_node_id - 100
+        if not trains(message):
+            return None if self.tampered.get(i) is silence else super().answer(message)
         if i in self.tampered:
             return self.tampered[i](message, self.ready[i])
         return Message(self.ready[i], reply_to=message)
@@ -59,8 +61,13 @@ class Recording(Direct):
 
     def answer(self, message):
         reply = super().answer(message)
-        self.kept[message.metadata.dst_node_id - 100] = reply.content
+        if trains(message):
+            self.kept[message.metadata.dst_node_id - 100] = reply.content
         return reply
+
+
+def trains(message):
+    return message.content["ask"]["train"]
 
 
 def run(terms, agreed, begin, like, session, patience=None):

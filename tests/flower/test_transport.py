@@ -112,7 +112,7 @@ def test_a_site_that_stays_away_is_not_waited_for_longer_than_agreed(tmp_path):
     there = over_grid(transport, terms)
     assert server_digest(there) == server_digest(in_process(terms, frozenset({(t, 1) for t in range(3)})))
     assert "was offline for 20 s" in there.logs[0].events[0].text
-    assert transport._clock() < 1000 + 3 * 25
+    assert transport._clock() < 1000 + 4 * 25  # three rounds, and the look at what the last one sends
 
 
 def test_a_site_that_left_is_not_waited_for_at_all(tmp_path):
@@ -141,7 +141,7 @@ def test_an_answer_of_a_site_that_was_removed_meanwhile_does_not_count(tmp_path)
     transport = grid(session, terms)
     transport.places = lambda: [100, None if session.removed else 101, 102, 103]
     there = over_grid(transport, terms)
-    assert there.logs[0].trained == [0, 2, 3]
+    assert sorted(there.logs[0].trained) == [0, 2, 3]
     assert "birch has left the federation" in there.logs[0].events[0].text
     assert server_digest(there) == server_digest(in_process(terms, frozenset({(0, 1)})))
 

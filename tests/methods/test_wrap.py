@@ -22,7 +22,8 @@ from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.pfedhn import PFedHN
 from fedapa.methods.privacy import NOT_COVERED, from_json, told
 from fedapa.methods.wrap import Noised, Quantised, Top, Wrapped, account_of, pack, unpack
-from fedapa.task.local import Entropy, Local, Normal, stream
+from fedapa.streams import stream
+from fedapa.task.local import Entropy, Local, Normal
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -149,7 +150,7 @@ def test_clients_rounds_and_tensors_have_noise_of_their_own(entropy: Normal | No
 
 def test_simulated_noise_is_seeded_and_real_noise_is_not() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(noises(0, 0), noises(0, 0), strict=True))
-    same = stream(3, 1, 0, 0, 1).standard_normal(8000, dtype=np.float32)
+    same = stream(3, "visit", 0, 0, 1).standard_normal(8000, dtype=np.float32)
     np.testing.assert_array_equal(np.concatenate(noises(0, 0)), same)
     one, other = noises(0, 0, Entropy()), noises(0, 0, Entropy())
     assert not np.array_equal(one[0], other[0])

@@ -60,9 +60,14 @@ class Broken(Toy):
         return torch.full((len(x), CLASSES), math.nan) if int(client["w"].item()) == self.number else right
 
 
+class Retreating(Broken):
+    def absorb(self, task: Task, server: Tree, ids: object, downs: object, ups: object) -> Tree:
+        return {"w": server["w"] - 3}
+
+
 def test_a_client_whose_trained_model_answers_nan_is_refused() -> None:
-    """Client i is sent i in round 1, so that client 3 alone has 4 after training."""
-    result = play(Broken(number=4), toy_data(), Plan(1, (1.0, 1.0)))
+    """Client i is sent i in round 1, so that client 3 alone has 4 after training; the server then sends less."""
+    result = play(Retreating(number=4), toy_data(), Plan(1, (1.0, 1.0)))
     (event,) = result.logs[0].events
     assert (event.client, event.kind) == (3, "refused")
     assert "its training diverged, the network computed NaN" in event.text

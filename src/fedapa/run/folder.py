@@ -194,7 +194,8 @@ class RunFolder:
     def _check_same(self, meta: dict[str, str]) -> None:
         """A folder goes on with the run that it holds, and with no other."""
         kept = self.ledger.meta()
-        if kept and (began := provenance.numerics(kept)) != NUMERICS:
+        begun = "start" in kept  # a run that failed before its first word has only a reason
+        if begun and (began := provenance.numerics(kept)) != NUMERICS:
             code = provenance.read(kept)
             raise InputError(
                 f"{self.folder} was begun under numerics version {began}; this is version {NUMERICS}, of other numbers",
