@@ -49,7 +49,7 @@ Made by `python docs/make_results.py` from `experiments/*.toml` and `experiments
 {made}
 
 How to read the tables. *before* is the accuracy of what a client received (of the model that it keeps, with FedPHP,
-Ditto and a steady model), *after* that of the same model after local training, both in the last of 50 rounds, pooled
+Ditto and a running mean), *after* that of the same model after local training, both in the last of 50 rounds, pooled
 over all test samples, in percent; ± is the standard deviation over allocations and the brackets are the 95 %
 confidence interval of the mean (Student's t over allocations, cut off at 0 and 100). A star marks the model that the
 method's paper evaluates; *best* is that model's best round, which is what the released code of FedAPA reports (chosen
@@ -72,7 +72,7 @@ ablation: they take one part away, or leave one alone. What every row is, the fi
 `experiments/beyond-rules.toml`."""
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
-(`steady` = 0.9). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
+(`fedapa-exact+ema`). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
 points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
 table), then how many clients have more / as much / less. The goal was to be level with the best of the others in every
 column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by the
@@ -395,7 +395,7 @@ def _self_weight(experiment: Path) -> str:
 
 
 def _beyond(experiment: Path) -> list[str]:
-    """FedAPA-exact, as it is and steady, against what it must beat, and whether the goal is met."""
+    """FedAPA-exact, as it is and with a running mean, against what it must beat, and whether the goal is met."""
     lines = ["## Ours: FedAPA-exact against the others", ""]
     runs = results.from_dicts(_kept(experiment))
     found = {}
