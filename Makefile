@@ -10,7 +10,7 @@ WORKERS ?= 2
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/native/*.cpp)
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/training/engines/native/*.cpp)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,parquet,tune]'
 	@touch $(READY)
@@ -42,8 +42,8 @@ soak: $(READY) tools ## two hundred rounds of a real federation with a random ki
 	$(BIN)/python tests/flower/soak.py $(SOAK)
 
 ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
-ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/native
-CHOSEN = import sys; from fedapa.native import available; found, why = available(); print(why); sys.exit(not found)
+ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/training/engines/native
+CHOSEN = import sys; from fedapa.training.engines.native import available; found, why = available(); print(why); sys.exit(not found)
 test-native-asan: $(READY) ## the tests of the C++ engine under AddressSanitizer and UBSan
 	FEDAPA_NATIVE_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib build/asan/lib --build-temp build/asan/tmp
 	for library in auto portable; do \
@@ -69,4 +69,4 @@ format: $(READY) ## put the code into shape
 	$(BIN)/ruff format .
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv build dist src/*.egg-info src/fedapa/native/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist src/*.egg-info src/fedapa/training/engines/native/*.so .pytest_cache .mypy_cache .ruff_cache

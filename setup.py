@@ -10,7 +10,7 @@ import platform
 
 from setuptools import Extension, setup
 
-SOURCE = "src/fedapa/native/kernel.cpp"
+SOURCE = "src/fedapa/training/engines/native/kernel.cpp"
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi"]
 LINK: list[str] = []
 
@@ -22,7 +22,7 @@ if os.environ.get("FEDAPA_NATIVE_SANITIZE", "0") not in ("", "0"):
 
 def library(name: str, *flags: str) -> Extension:
     return Extension(
-        f"fedapa.native.{name}",
+        f"fedapa.training.engines.native.{name}",
         sources=[SOURCE],
         language="c++",
         extra_compile_args=[*FLAGS, *flags],

@@ -18,9 +18,9 @@ from fedapa.methods.catalogue import METHODS, make, method_class
 from fedapa.methods.method import Method, describe
 from fedapa.methods.papers import PAPERS
 from fedapa.methods.recipes import AUTHORS, recipe
-from fedapa.run.simulate import wire
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.simulation import wire
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 
 HERE = Path(__file__).parent
 INTRO = """# Methods

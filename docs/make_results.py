@@ -1,4 +1,4 @@
-"""Write docs/results.md from experiments/*.toml and experiments/results/*.json: python docs/make_results.py
+"""Write docs/run_results.md from experiments/*.toml and experiments/results/*.json: python docs/make_results.py
 
 `fedapa sweep` makes the runs and experiments/collect.py the files. No number on the page is typed by hand.
 """
@@ -16,14 +16,14 @@ from typing import Any
 
 from scipy import stats
 
+from fedapa.analysis import run_results
+from fedapa.analysis.statistics import FEWEST, holm
 from fedapa.config.experiment import run_names, single
 from fedapa.config.grid import load_scenarios
 from fedapa.config.load import settings_of
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.methods.catalogue import make, taken_apart
 from fedapa.report import paper
-from fedapa.run import results
-from fedapa.run.statistics import FEWEST, holm
 from fedapa.version import NUMERICS
 
 HERE = Path(__file__).parent
@@ -72,12 +72,12 @@ ablation: they take one part away, or leave one alone. What every row is, the fi
 `experiments/beyond-rules.toml`."""
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
-(`fedapa-exact+ema`). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
-points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
-table), then how many clients have more / as much / less. The goal was to be level with the best of the others in every
-column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by the
-accuracy that the tables show, pooled over all test samples, on allocations that both were run on. *Distinguishable*
-says whether the adjusted p is below 5 %."""
+(`fedapa-exact+ema`). *ahead* is how much more a client has with it than with that method on the same allocation, mean
+in points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
+table), then how many clients have more / as much / less. The goal was to be level with the best of the others in
+every column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by
+the accuracy that the tables show, pooled over all test samples, on allocations that both were run on.
+*Distinguishable* says whether the adjusted p is below 5 %."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points (–: not run yet). How they lie:
@@ -130,7 +130,7 @@ def page() -> str:
 
 def _intro(experiment: Path) -> str:
     methods = max(len(config.methods) for config in load_scenarios(str(experiment)).values())
-    three, five = (stats.t.isf(results.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
+    three, five = (stats.t.isf(run_results.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
     return INTRO.format(made=_made(), methods=methods, three=three, five=five)
 
 
@@ -165,7 +165,7 @@ def _made() -> str:
 
 def _numerics(kept: Sequence[dict[str, Any]]) -> str:
     """Which versions of the numbers the page shows, and what a dagger means where there are several."""
-    found = Counter(run.provenance.numerics for run in results.from_dicts(kept))
+    found = Counter(run.provenance.numerics for run in run_results.from_dicts(kept))
     if len(found) < 2:
         said = f"All have numerics version {next(iter(found))}"
         return f"{said}, the code {NUMERICS} ([why]({DECISION}))."
@@ -179,7 +179,7 @@ def _numerics(kept: Sequence[dict[str, Any]]) -> str:
 @cache
 def _newest() -> int:
     """The newest version of the numbers on the page."""
-    return max((run.provenance.numerics for run in results.from_dicts(_all_kept())), default=NUMERICS)
+    return max((run.provenance.numerics for run in run_results.from_dicts(_all_kept())), default=NUMERICS)
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -203,7 +203,7 @@ def _printed(config: Config, method: str) -> paper.Printed:
 
 def _table1(experiment: Path) -> list[str]:
     scenarios = load_scenarios(str(experiment))
-    rows = results.table(results.from_dicts(_kept(experiment)))
+    rows = run_results.table(run_results.from_dicts(_kept(experiment)))
     whole = {name: [row for row in rows if row["scenario"] == name] for name in scenarios}
     found = {name: mine for name, mine in whole.items() if mine}
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
@@ -220,7 +220,7 @@ def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     for name, rows in found.items():
         order = sorted(rows, key=lambda row: -_value(row))
         own = next((row for row in rows if row["method"] == "fedapa"), None)
-        lead = f"- {_title(scenarios[name])}: {results.who_wins(rows)}"
+        lead = f"- {_title(scenarios[name])}: {run_results.who_wins(rows)}"
         if own is not None:
             place = [row["method"] for row in order].index("fedapa") + 1
             lead += f" FedAPA is number {place} of {len(order)} with {_value(own):.2f}, {_gain(own)} vs Local."
@@ -246,7 +246,7 @@ def _accuracies(config: Config, rows: Rows) -> list[str]:
 
 
 def _ranks(found: dict[str, Rows]) -> list[str]:
-    ranks = results.ranks([row for rows in found.values() for row in rows])
+    ranks = run_results.ranks([row for rows in found.values() for row in rows])
     if ranks is None:
         return []
     order = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
@@ -294,7 +294,7 @@ def _missing(scenarios: dict[str, Config], whole: dict[str, Rows]) -> list[str]:
 
 def _ablation(experiment: Path, title: str) -> list[str]:
     lines = [f"## {title}", ""]
-    found = results.table(results.from_dicts(_kept(experiment)), "fedapa")
+    found = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
     for name, config in load_scenarios(str(experiment)).items():
         rows = [row for row in found if row["scenario"] == name]
         if not rows:
@@ -326,7 +326,7 @@ def _failure(experiment: Path, scenario: str, method: str, printed: float | None
 
 def _table2(experiment: Path) -> list[str]:
     (config,) = load_scenarios(str(experiment)).values()
-    rows = results.table(results.from_dicts(_kept(experiment)))
+    rows = run_results.table(run_results.from_dicts(_kept(experiment)))
     lines = ["## Table 2: time and bytes", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
@@ -381,7 +381,7 @@ def _dbe(experiment: Path) -> str:
 def _self_weight(experiment: Path) -> str:
     """Which row of Table 4 is best here, and which in the paper."""
     (config,) = load_scenarios(str(experiment)).values()
-    rows = results.table(results.from_dicts(_kept(experiment)), "fedapa")
+    rows = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
     if {row["method"] for row in rows} != set(config.methods):
         return "Table 4 is not complete yet."
     printed = {name: _printed(config, name).accuracy or 0.0 for name in config.methods}
@@ -397,7 +397,7 @@ def _self_weight(experiment: Path) -> str:
 def _beyond(experiment: Path) -> list[str]:
     """FedAPA-exact, as it is and with a running mean, against what it must beat, and whether the goal is met."""
     lines = ["## Ours: FedAPA-exact against the others", ""]
-    runs = results.from_dicts(_kept(experiment))
+    runs = run_results.from_dicts(_kept(experiment))
     found = {}
     for name, config in load_scenarios(str(experiment)).items():
         mine = [run for run in runs if run.scenario == name]
@@ -410,7 +410,7 @@ def _beyond(experiment: Path) -> list[str]:
     for config, mine in found.values():
         lines += ["", f"### {_title(config)}: FedAPA-exact", ""]
         lines += _head("method", "allocations", "before", "after", "best", "worst tenth", *(f"{o} ahead" for o in OURS))
-        ahead, rows = {own: _ahead(own, mine) for own in OURS}, results.table(mine)
+        ahead, rows = {own: _ahead(own, mine) for own in OURS}, run_results.table(mine)
         for row in rows:
             both = _phase(row, "before"), _phase(row, "after")
             rest = f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}"
@@ -420,16 +420,16 @@ def _beyond(experiment: Path) -> list[str]:
     return [*lines, ""]
 
 
-def _ahead(own: str, runs: list[results.RunResult]) -> dict[str, dict[str, Any]]:
+def _ahead(own: str, runs: list[run_results.RunResult]) -> dict[str, dict[str, Any]]:
     """Our row with gains over every other method, on the allocations that both were run on; Holm over all of them."""
     rivals = [label for label in dict.fromkeys(run.label for run in runs) if label != own]
-    tables = {rival: results.table([run for run in runs if run.label in (own, rival)], rival) for rival in rivals}
+    tables = {rival: run_results.table([run for run in runs if run.label in (own, rival)], rival) for rival in rivals}
     rows = {rival: row for rival, table in tables.items() for row in table if row["method"] == own}
     adjusted = holm([row["gain_p_unadjusted"] for row in rows.values()])
     return {rival: row | {"gain_p_adjusted": p} for (rival, row), p in zip(rows.items(), adjusted, strict=True)}
 
 
-def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
+def _reached(own: str, config: Config, runs: list[run_results.RunResult]) -> str:
     """One line: our method, the best of those run on the same allocations, and whether the goal is met."""
     seeds = {label: {run.seed for run in runs if run.label == label} for label in config.methods}
     if not seeds[own]:
@@ -437,7 +437,7 @@ def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
     shared = [run for run in runs if run.seed in seeds[own] and seeds[run.label] >= seeds[own]]
     newest = max(run.provenance.numerics for run in shared if run.label == own)
     shared = [run for run in shared if run.provenance.numerics == newest]
-    rows = {row["method"]: row for row in results.table(shared)}
+    rows = {row["method"]: row for row in run_results.table(shared)}
     said = f"- {own}, {_title(config)}, {_allocations(len(seeds[own]))}: {_value(rows[own]):.2f}"
     best = max((row for name, row in rows.items() if name not in OURS), key=_value, default=None)
     if best is None:
@@ -453,7 +453,7 @@ def _reached(own: str, config: Config, runs: list[results.RunResult]) -> str:
 def _distinct(row: dict[str, Any]) -> str:
     if row["gain_p_adjusted"] is None:
         return f"not tested ({row['gain_note']})" if row["gain_note"] else "equal"
-    return "distinguishable" if row["gain_p_adjusted"] < results.LEVEL else "not distinguishable"
+    return "distinguishable" if row["gain_p_adjusted"] < run_results.LEVEL else "not distinguishable"
 
 
 def _allocations(count: int) -> str:
@@ -463,7 +463,7 @@ def _allocations(count: int) -> str:
 def _rules(experiment: Path) -> list[str]:
     """Every rule of FedAPA-exact, and the one that held-out train data choose; test data choose nothing."""
     scenarios = load_scenarios(str(experiment))
-    rows = results.table(results.from_dicts(_kept(experiment)), "fedapa")
+    rows = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
     lines = ["## Ours: which rule for FedAPA-exact, and what its parts do", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
@@ -507,14 +507,14 @@ def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
 def _poisoned(experiment: Path) -> list[str]:
     """What honest clients lose where others lie, and how much weight liars get."""
     scenarios = load_scenarios(str(experiment))
-    runs = results.from_dicts(_kept(experiment))
+    runs = run_results.from_dicts(_kept(experiment))
     lines = ["## Ours: clients that lie", ""]
     if not runs:
         return [*lines, "Not run yet.", ""]
     lied = {name: config.attack for name, config in scenarios.items() if config.attack is not None}
     clean = next(name for name, config in scenarios.items() if config.attack is None)
     config, columns = scenarios[clean], [f"{a.kind} {a.clients}" for a in lied.values()]
-    found = {(row["scenario"], row["method"]): row for row in results.table(runs)}
+    found = {(row["scenario"], row["method"]): row for row in run_results.table(runs)}
     alone = {run.label: run.headline.summary.mean for run in runs if run.scenario == clean}
     lines += [
         LIARS.format(title=_title(config), rounds=config.run.rounds, seeds=len(config.seeds)),
@@ -529,7 +529,7 @@ def _poisoned(experiment: Path) -> list[str]:
     return [*lines, ""]
 
 
-def _liars_weight(config: Config, lied: dict[str, Any], runs: list[results.RunResult]) -> list[str]:
+def _liars_weight(config: Config, lied: dict[str, Any], runs: list[run_results.RunResult]) -> list[str]:
     shown = sorted({min(round_, config.run.rounds) for round_ in (5, 10, config.run.rounds)})
     found = {(run.scenario, run.label): run.attacker_weight for run in runs if run.attacker_weight}
     counts = sorted({attack.clients for attack in lied.values()})
@@ -551,7 +551,7 @@ def _natural(experiment: Path, title: str) -> list[str]:
     (config,) = load_scenarios(str(experiment)).values()
     assert config.sites is not None
     overlap = config.sites.test / (1 - config.sites.test)
-    rows = results.table([replace(run, overlap=overlap) for run in results.from_dicts(_kept(experiment))])
+    rows = run_results.table([replace(run, overlap=overlap) for run in run_results.from_dicts(_kept(experiment))])
     lines = [f"## {title}", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
@@ -564,7 +564,7 @@ def _natural(experiment: Path, title: str) -> list[str]:
         both = _phase(row, "before"), _phase(row, "after")
         lines.append(_line(_name(row), row["allocations"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
     few = max(row["allocations"] for row in rows) < FEWEST
-    return [*lines, "", *([results.who_wins(rows), ""] if not few else ["1 split: no intervals, no tests.", ""])]
+    return [*lines, "", *([run_results.who_wins(rows), ""] if not few else ["1 split: no intervals, no tests.", ""])]
 
 
 # -------------------------------------------------------------------------------------------------------------- cells

@@ -33,7 +33,7 @@ END
 
 fedapa coordinator init --door 0                                 # only for the sites' folders: nothing is started
 for site in amber birch cedar dune; do fedapa coordinator add-site "$site"; done
-python -c 'from fedapa.flower.session import APP; print(APP)' > app/pyproject.toml
+python -c 'from fedapa.transports.flower.session import APP; print(APP)' > app/pyproject.toml
 echo "Apache-2.0" > app/LICENSE
 env FLWR_HOME="$home" FEDAPA_SITES="$PWD/kits" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 RAY_USAGE_STATS_ENABLED=0 \

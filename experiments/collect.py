@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedapa.analysis import collected, run_results
 from fedapa.config.grid import load_scenarios
-from fedapa.run import collected, ledger, results
+from fedapa.store import run_db
 
 HERE = Path(__file__).parent
 
@@ -29,16 +30,16 @@ def wanted(experiment: Path) -> set[tuple[str, str, int]]:
 
 def collect(folder: Path, experiment: Path, kept: Path = HERE / "results") -> Path | None:
     names = wanted(experiment)
-    mine = [run for run in results.load(folder) if (run.scenario, run.label, run.seed) in names]
+    mine = [run for run in run_results.load(folder) if (run.scenario, run.label, run.seed) in names]
     finished = [run for run in mine if run.status == "finished"]
     if not finished:
         return None
     path = kept / f"{experiment.stem}.json"
     path.parent.mkdir(exist_ok=True)
-    rows = collected.merged(earlier(path, "runs", names), results.as_dicts(finished))
+    rows = collected.merged(earlier(path, "runs", names), run_results.as_dicts(finished))
     failed = [failure(run) for run in mine if run.status == "failed"]
     failed = collected.merged_failures(earlier(path, "failed", names), failed, rows)
-    return results.write_file(path, rows, failed)
+    return run_results.write_file(path, rows, failed)
 
 
 def earlier(path: Path, part: str, names: set[tuple[str, str, int]]) -> list[dict[str, Any]]:
@@ -47,9 +48,9 @@ def earlier(path: Path, part: str, names: set[tuple[str, str, int]]) -> list[dic
     return [row for row in rows if (row["scenario"], row["label"], row["seed"]) in names]
 
 
-def failure(run: results.RunResult) -> dict[str, Any]:
-    with ledger.reading(run.folder / "run.db") as db:
-        reason = ledger.meta(db).get("reason", "")
+def failure(run: run_results.RunResult) -> dict[str, Any]:
+    with run_db.reading(run.folder / "run.db") as db:
+        reason = run_db.meta(db).get("reason", "")
     came = {"rounds_done": run.rounds_done, "best": run.headline.best}
     return {"scenario": run.scenario, "label": run.label, "seed": run.seed, **came, "reason": reason}
 

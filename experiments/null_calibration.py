@@ -19,9 +19,9 @@ import click
 import numpy as np
 from scipy import stats
 
+from fedapa.analysis import run_results
 from fedapa.config.experiment import execute, lay_out
 from fedapa.config.load import check
-from fedapa.run import results
 
 AGAIN = "again"  # the second side's name for the same method
 DATA = {"source": "digits", "partition": "dirichlet", "min_train": 16, "min_test": 3}
@@ -41,7 +41,7 @@ def play_pair(k: int, method: str, allocations: int, rounds: int, clients: int, 
             data = DATA | {"clients": clients, "alpha": alpha, "seed": seed}
             for side, label in enumerate((method, AGAIN)):
                 _run(Path(folder), label, method, data, 2 * seed + side, rounds)
-        return _tested(results.load(Path(folder)), method)
+        return _tested(run_results.load(Path(folder)), method)
 
 
 def _run(out: Path, label: str, method: str, data: dict[str, Any], seed: int, rounds: int) -> None:
@@ -62,8 +62,8 @@ def _run(out: Path, label: str, method: str, data: dict[str, Any], seed: int, ro
         execute(folder)
 
 
-def _tested(runs: list[results.RunResult], method: str) -> Tested:
-    rows = {row["method"]: row for row in results.table(runs, method)}
+def _tested(runs: list[run_results.RunResult], method: str) -> Tested:
+    rows = {row["method"]: row for row in run_results.table(runs, method)}
     first, second = (np.concatenate([_clients(run) for run in runs if run.label == name]) for name in (method, AGAIN))
     behind = next((row["behind_p"] for row in rows.values() if row["standing"] != "best"), None)
     return Tested(
@@ -71,8 +71,8 @@ def _tested(runs: list[results.RunResult], method: str) -> Tested:
     )
 
 
-def _clients(run: results.RunResult) -> results.Percent:
-    found: results.Percent = 100.0 * run.counts[:, 0] / run.counts[:, 1]
+def _clients(run: run_results.RunResult) -> run_results.Percent:
+    found: run_results.Percent = 100.0 * run.counts[:, 0] / run.counts[:, 1]
     return found
 
 
@@ -96,7 +96,9 @@ def main(pairs: int, processes: int, **setting: Any) -> None:
     print(f"{pairs} pairs ({said}); rejected at 5 %:")
     for name in Tested._fields:
         ps = [getattr(tested, name) for tested in found]
-        print(f"  {name}: {sum(p is not None and p < results.LEVEL for p in ps)} of {sum(p is not None for p in ps)}")
+        print(
+            f"  {name}: {sum(p is not None and p < run_results.LEVEL for p in ps)} of {sum(p is not None for p in ps)}"
+        )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedapa.run.ledger import Ledger
-from fedapa.run.loop import RoundLog
+from fedapa.rounds.loop import RoundLog
+from fedapa.store.run_db import Ledger
 
 CONFIG = """\
 methods = ["{label}"]

@@ -9,18 +9,18 @@ from typing import Any
 
 from fedapa.config.load import check
 from fedapa.data import partition as partitions
-from fedapa.data import sources
+from fedapa.data.datasets import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.data.sites import Sites, assemble
 from fedapa.methods.catalogue import METHODS, make, recipe_training
 from fedapa.methods.method import Method, Schedule
-from fedapa.run.engines import Engine, kept_engine
-from fedapa.run.folder import make_folder
-from fedapa.run.loop import Plan
-from fedapa.run.provenance import digest
-from fedapa.run.simulate import Progress, Result, make_task, simulate
-from fedapa.task.models import HEAD, Buffers, Model
-from fedapa.task.task import Task, Training
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import Progress, Result, make_task, simulate
+from fedapa.store.provenance import digest
+from fedapa.store.run_folder import kept_engine, make_folder
+from fedapa.training.engines.choice import Engine
+from fedapa.training.model import HEAD, Buffers, Model
+from fedapa.training.task import Task, Training
 
 
 def load(

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from fedapa.bench import measure
-from fedapa.bench.measure import Row, Spread, Times
+from fedapa.bench import side_by_side
+from fedapa.bench.side_by_side import Row, Spread, Times
 
 
 def test_ways_are_called_in_turn_after_one_round_of_warming_up() -> None:
     calls: list[str] = []
-    found = measure.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
+    found = side_by_side.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert "".join(calls) == "ababab"
     assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
 
@@ -21,16 +21,16 @@ def test_ways_are_called_in_turn_after_one_round_of_warming_up() -> None:
 def test_a_ratio_is_taken_repeat_by_repeat() -> None:
     slow = [Times(6.0, 1.0), Times(40.0, 1.0), Times(8.0, 9.0)]
     fast = [Times(2.0, 1.0), Times(10.0, 2.0), Times(4.0, 3.0)]
-    assert measure.ratio(slow, fast) == Spread(3.0, 2.0, 4.0)
-    assert measure.ratio(slow, fast, "wall") == Spread(1.0, 0.5, 3.0)
+    assert side_by_side.ratio(slow, fast) == Spread(3.0, 2.0, 4.0)
+    assert side_by_side.ratio(slow, fast, "wall") == Spread(1.0, 0.5, 3.0)
 
 
 def test_a_rate_is_work_over_time() -> None:
-    assert measure.rate(12.0, [Times(3.0, 1.0), Times(4.0, 1.0), Times(6.0, 1.0)]) == Spread(3.0, 2.0, 4.0)
+    assert side_by_side.rate(12.0, [Times(3.0, 1.0), Times(4.0, 1.0), Times(6.0, 1.0)]) == Spread(3.0, 2.0, 4.0)
 
 
 def test_both_clocks_run() -> None:
-    found = measure.timed(lambda: sum(range(300_000)))
+    found = side_by_side.timed(lambda: sum(range(300_000)))
     assert 0 < found.cpu < 10 * found.wall
 
 
@@ -45,7 +45,7 @@ def test_both_clocks_run() -> None:
     ],
 )
 def test_a_row_knows_whether_its_target_is_met(median: float, target: float, at_most: bool, holds: bool | None) -> None:
-    row = Row("suite", "what", measure.known(median), "x", target, at_most)
+    row = Row("suite", "what", side_by_side.known(median), "x", target, at_most)
     assert row.holds is holds
     assert json.loads(json.dumps(row.as_dict()))["found"] == {"median": median, "low": median, "high": median}
 
@@ -58,19 +58,19 @@ def test_one_repeat_spoils_a_row_in_which_every_one_counts(at_most: bool, target
 
 def test_exponents_of_a_power_law_are_found() -> None:
     sizes = [(float(a), float(b)) for a in (2, 4, 8) for b in (10, 30)]
-    found = measure.exponents(sizes, [7 * a**2 * b**0.5 for a, b in sizes])
+    found = side_by_side.exponents(sizes, [7 * a**2 * b**0.5 for a, b in sizes])
     assert found == pytest.approx([2.0, 0.5])
 
 
 def test_threads_are_put_back() -> None:
     before = torch.get_num_threads()
-    with measure.threads(before + 1):
+    with side_by_side.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
 
 def test_the_peak_of_memory_counts_what_was_freed_since() -> None:
-    memory = measure.Memory()
+    memory = side_by_side.Memory()
     if memory.peak() is None:
         pytest.skip("this system does not tell the peak of a process's memory")
     block = torch.ones(16 * 2**20)  # 64 MB
@@ -83,6 +83,6 @@ def test_the_peak_of_memory_counts_what_was_freed_since() -> None:
 
 
 def test_a_product_counts_its_operations() -> None:
-    product, flops = measure.gemm(4)
+    product, flops = side_by_side.gemm(4)
     product()
     assert flops == 2 * 4**3

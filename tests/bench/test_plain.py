@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from fedapa.bench import images, plain
-from fedapa.bench.bed import Bed, dense_flops, make_bed, network
-from fedapa.bench.whole import PlainRun
-from fedapa.native import available
-from fedapa.run.loop import Plan, draw
-from fedapa.task.local import count_correct
-from fedapa.task.task import cross_entropy
+from fedapa.bench import image_data, plain
+from fedapa.bench.end_to_end import PlainRun
+from fedapa.bench.fixtures import Bed, dense_flops, make_bed, network
+from fedapa.rounds.loop import Plan, draw
+from fedapa.training.engines.native import available
+from fedapa.training.local import count_correct
+from fedapa.training.task import cross_entropy
 
 pytestmark = pytest.mark.skipif(not available()[0], reason=f"the native kernel is not available: {available()[1]}")
 
 
 @pytest.fixture(scope="module")
 def bed() -> Bed:
-    return make_bed(images.equal("fmnist", 2, 150, 30))
+    return make_bed(image_data.equal("fmnist", 2, 150, 30))
 
 
 def test_one_epoch_equals_local_sgd(bed: Bed) -> None:
@@ -45,7 +45,7 @@ def test_right_answers_are_counted_alike(bed: Bed) -> None:
 
 
 def test_a_plain_round_trains_who_is_drawn_and_nobody_else(bed: Bed) -> None:
-    data = images.equal("fmnist", 5, 40, 10)
+    data = image_data.equal("fmnist", 5, 40, 10)
     peer = PlainRun(bed.torch, data)
     before = [parameters_to_vector(model.parameters()).detach().clone() for model in peer.models]
     correct = peer.round(0, 3)
@@ -63,6 +63,6 @@ def test_a_plain_loader_shuffles_and_drops_the_rest(bed: Bed) -> None:
 
 def test_dense_operations_of_lenet5() -> None:
     """By hand: 2 (75 6 28^2 + 150 16 10^2 + 400 120 + 120 84 + 84 10), thrice, less the first layer once."""
-    bed = make_bed(images.equal("cifar10", 1, 200, 50))
+    bed = make_bed(image_data.equal("cifar10", 1, 200, 50))
     model = network(bed.torch, bed.data, bed.start)
     assert dense_flops(model, torch.zeros(3, 32, 32)) == 3_204_720

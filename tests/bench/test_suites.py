@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from command import Call
-from fedapa.bench import images, suites
-from fedapa.bench.bed import How
-from fedapa.bench.measure import Row, Spread, known
+from fedapa.bench import image_data, suites
+from fedapa.bench.end_to_end import Stopwatch, play
+from fedapa.bench.fixtures import How
 from fedapa.bench.numerics import agreement
-from fedapa.bench.whole import Stopwatch, play
-from fedapa.data import sources
+from fedapa.bench.side_by_side import Row, Spread, known
 from fedapa.methods.fedapa import FedAPA
-from fedapa.native import available
-from fedapa.run.simulate import make_task
+from fedapa.simulation import make_task
+from fedapa.training.engines.native import available
 from maker import load_maker
 
 ROOT = Path(__file__).parents[2]
@@ -69,9 +68,9 @@ def test_every_row_of_a_chosen_suite_is_in_the_report(monkeypatch: pytest.Monkey
 
 def test_random_images_have_the_shape_of_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "is_present", lambda name: False)
-    images.dataset.cache_clear()
-    data = images.unbalanced("cifar10", 6, 300, 60)
-    images.dataset.cache_clear()
+    image_data.dataset.cache_clear()
+    data = image_data.unbalanced("cifar10", 6, 300, 60)
+    image_data.dataset.cache_clear()
     assert data.name == "random, shaped as cifar10"
     assert data.shape == (3, 32, 32)
     sizes = data.sizes.tolist()
@@ -81,7 +80,7 @@ def test_random_images_have_the_shape_of_the_real_ones(monkeypatch: pytest.Monke
 
 @native
 def test_the_stopwatch_sees_less_than_the_whole_and_changes_nothing(tmp_path: Path) -> None:
-    data = images.unbalanced("fmnist", 3, 300, 60)
+    data = image_data.unbalanced("fmnist", 3, 300, 60)
     task = make_task(data, rounds=2)
     watch: Any = Stopwatch(FedAPA())
     whole = play(watch, task, data, 2)
@@ -91,7 +90,7 @@ def test_the_stopwatch_sees_less_than_the_whole_and_changes_nothing(tmp_path: Pa
 
 @native
 def test_two_layouts_of_torch_start_alike_and_end_close() -> None:
-    found = agreement(images.unbalanced("cifar10", 2, 200, 40), 0)
+    found = agreement(image_data.unbalanced("cifar10", 2, 200, 40), 0)
     assert 0 < found.layouts < 1e-2
     assert found.native < 1e-2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from command import Call
-from fedapa.cli import formats
+from fedapa.cli import comparison_formats
 from made_runs import make_run
 
 
@@ -21,7 +21,7 @@ def row(method: str, last: float, sd: float | None = None, scenario: str = "", *
 
 
 def test_csv_has_every_number() -> None:
-    text = formats.as_csv([row("local", 80.123456), row("fedapa", 81.0) | {"gain": None}])
+    text = comparison_formats.as_csv([row("local", 80.123456), row("fedapa", 81.0) | {"gain": None}])
     one, two = csv.DictReader(io.StringIO(text))
     assert (one["after_last"], one["clients_gain"], one["clients_lose"]) == ("80.123456", "1", "3")
     assert (two["method"], two["clients_gain"]) == ("fedapa", "")
@@ -35,7 +35,7 @@ def test_latex_by_hand() -> None:
         row("my_method", 85.0, None, "a", evaluated="before", standing="best"),
         row("local", 70.0, None, "b & c", rounds="3/5", round=3),
     ]
-    assert formats.as_latex(rows).splitlines()[1:] == [
+    assert comparison_formats.as_latex(rows).splitlines()[1:] == [
         r"\begin{tabular}{lrrrr}",
         r"\toprule",
         r" & \multicolumn{2}{c}{a} & \multicolumn{2}{c}{b \& c} \\",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import Answer, Call
-from fedapa.run import folder, ledger
+from fedapa.store import run_db, run_folder
 
 
 def assert_one_line_and_a_hint(answer: Answer, *words: str, code: int = 2) -> None:
@@ -180,7 +180,7 @@ def test_a_full_disk_and_room_again(fedapa: Call, small: Path, tmp_path: Path) -
         assert not list(out.rglob("*.part"))
         remount("size=9m")
         assert fedapa("resume", out).code == 0
-        numbers = [ledger.numbers(p / "fedapa-seed0" / "run.db") for p in (out, tmp_path / "whole")]
+        numbers = [run_db.numbers(p / "fedapa-seed0" / "run.db") for p in (out, tmp_path / "whole")]
     assert numbers[0] == numbers[1]
 
 
@@ -204,7 +204,7 @@ def test_files_that_cannot_grow_and_room_again(fedapa: Call, small: Path, tmp_pa
     assert not list((tmp_path / "out").rglob("*.part"))
     assert fedapa(*run, "--out", "out").code == 0
     assert fedapa(*run, "--out", "whole").code == 0
-    numbers = [ledger.numbers(tmp_path / name / "fedapa-seed0" / "run.db") for name in ("out", "whole")]
+    numbers = [run_db.numbers(tmp_path / name / "fedapa-seed0" / "run.db") for name in ("out", "whole")]
     assert numbers[0] == numbers[1]
 
 
@@ -248,8 +248,8 @@ def test_a_config_that_was_edited(fedapa: Call, out: Path) -> None:
 
 
 @contextmanager
-def ledger_open(run: Path) -> Iterator[ledger.Ledger]:
-    keeper = ledger.Ledger(run / "run.db")
+def ledger_open(run: Path) -> Iterator[run_db.Ledger]:
+    keeper = run_db.Ledger(run / "run.db")
     try:
         yield keeper
     finally:
@@ -263,7 +263,7 @@ def test_all_checkpoints_damaged(fedapa: Call, out: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(b"x")
     assert_one_line_and_a_hint(fedapa("resume", run), "no checkpoint", "new folder", code=1)
-    assert folder.status(run) == "failed"
+    assert run_folder.status(run) == "failed"
     assert fedapa("compare", out).code == 0
 
 
@@ -274,4 +274,4 @@ def test_a_planned_run_that_never_started(fedapa: Call, out: Path, small: Path) 
     shutil.rmtree(run / "checkpoints")
     assert fedapa("compare", out).code == 0
     assert fedapa("resume", out).code == 0
-    assert folder.status(run) == "finished"
+    assert run_folder.status(run) == "finished"

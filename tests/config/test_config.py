@@ -11,9 +11,9 @@ from command import SMALL
 from fedapa.config import presets
 from fedapa.config.experiment import Parts, assemble, attack_of, lay_out, read_config, single
 from fedapa.config.load import check, dump, load, settings_of, training_of
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.errors import InputError
-from fedapa.task.task import Training
+from fedapa.training.task import Training
 
 
 def mistake(tmp_path: Path, text: str, *changes: str) -> InputError:

@@ -3,15 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedapa.core.prototypes import (
-    MASKED,
-    class_counts,
-    class_means,
-    class_sums,
-    nearest_logits,
-    pull,
-    refreshed,
-)
+from fedapa.core.prototypes import MASKED, class_counts, class_means, class_sums, nearest_logits, pull, refreshed
 
 Z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
 Y = torch.tensor([2, 2, 0])

@@ -129,7 +129,7 @@ def train(folder: Path) -> None:
     """A real run, as `fedapa run` does it, whose ledger has many rounds before the first; tells how rounds end."""
     from fedapa.config.experiment import execute, lay_out
     from fedapa.config.load import load
-    from fedapa.run.ledger import Ledger
+    from fedapa.store.run_db import Ledger
 
     real, before = Ledger.record, []
 

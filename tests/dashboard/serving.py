@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedapa.dashboard.server import Server, make_app
-from fedapa.run.ledger import Ledger
-from fedapa.run.loop import RoundLog
+from fedapa.rounds.loop import RoundLog
+from fedapa.store.run_db import Ledger
 
 
 @contextmanager

@@ -11,7 +11,7 @@ pytest.importorskip("starlette", reason="the dashboard is not installed: pip ins
 
 from starlette.testclient import TestClient
 
-from fedapa.dashboard.gate import is_loopback
+from fedapa.dashboard.access import is_loopback
 from fedapa.dashboard.server import FILES, PAGES, make_app
 from made_runs import make_run
 

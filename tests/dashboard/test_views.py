@@ -21,7 +21,7 @@ from fedapa.dashboard import terminal, views
 from fedapa.dashboard.board import Board
 from fedapa.dashboard.server import Server
 from fedapa.errors import InputError
-from fedapa.run import ledger
+from fedapa.store import run_db
 from made_runs import change, make_run
 
 LOCAL, OURS = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 6, 5]]
@@ -205,7 +205,7 @@ def test_damaged_and_half_written_files_are_told(top: Path) -> None:
 
 
 def test_a_sweep_and_why_its_runs_failed(top: Path) -> None:
-    from fedapa.sweep.store import Planned, Store
+    from fedapa.sweep.sweep_db import Planned, Store
 
     store = Store(top)
     (top / "x").mkdir()
@@ -251,7 +251,7 @@ def test_the_command_and_its_mistakes(fedapa: Call, top: Path) -> None:
     assert fedapa("watch", "nowhere").code == 2
     answer = fedapa("watch", top, "--host", "no.such.host.invalid")
     assert (answer.code, answer.err.split(":")[0]) == (2, "error")
-    assert ledger.is_begun(top / "fedapa-seed0" / "run.db")
+    assert run_db.is_begun(top / "fedapa-seed0" / "run.db")
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
@@ -281,7 +281,7 @@ def test_the_command_as_a_process_until_ctrl_c(top: Path) -> None:
 
 def test_the_sites_of_a_coordinator(top: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
-    from fedapa.flower.registry import Settings, create
+    from fedapa.federation.registry import Settings, create
 
     made = create(tmp_path / "home", Settings(port=1, door=0), [], None, None)
     made.enrol("hospital-a", tmp_path / "kit")

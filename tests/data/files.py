@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.sources import SOURCES, SourceInfo
+from fedapa.data.datasets.sources import SOURCES, SourceInfo
 
 RNG = np.random.default_rng(0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.formats import read_cifar_binary, read_cifar_python, read_idx
+from fedapa.data.datasets.file_formats import read_cifar_binary, read_cifar_python, read_idx
 from fedapa.errors import InputError
 
 from . import files

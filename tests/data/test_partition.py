@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapa.data import partition as parts
-from fedapa.data import shares
+from fedapa.data import partition_math
 from fedapa.data.partition import RULES, Partition, fingerprint, label_counts, split
 from fedapa.errors import InputError, RunError
 
@@ -28,16 +28,16 @@ def one(*lists: list[int]) -> tuple[np.ndarray, ...]:
 
 
 def test_floor_sizes_and_owners_by_hand() -> None:
-    sizes = shares.floor_sizes(np.array([[0.5, 0.5], [0.34, 0.66]]), np.array([5, 3]))
+    sizes = partition_math.floor_sizes(np.array([[0.5, 0.5], [0.34, 0.66]]), np.array([5, 3]))
     assert sizes.tolist() == [[2, 2], [1, 1]]
     # classes 0 1 0 0 1 0 1 0: in data set order, the last of class 0 and of class 1 are left over
-    owner = shares.owners(np.array([0, 1, 0, 0, 1, 0, 1, 0]), sizes)
+    owner = partition_math.owners(np.array([0, 1, 0, 0, 1, 0, 1, 0]), sizes)
     assert owner.tolist() == [0, 0, 0, 1, 1, 1, -1, -1]
-    assert [index.tolist() for index in shares.indices(owner, 2)] == [[0, 1, 2], [3, 4, 5]]
+    assert [index.tolist() for index in partition_math.indices(owner, 2)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_greedy_holders_by_hand() -> None:
-    assert shares.greedy_holders(4, 4, 2).astype(int).tolist() == [
+    assert partition_math.greedy_holders(4, 4, 2).astype(int).tolist() == [
         [1, 1, 0, 0],
         [1, 1, 0, 0],
         [0, 0, 1, 1],
@@ -204,7 +204,7 @@ def test_the_batch_size_of_candidates_changes_nothing(rule: str, at_once: int, m
     minimum = {"dirichlet": 300, "pathological": 2000, "random-classes": 1600, "quantity": 200}[rule]
     expected = split(rule, *CIFAR10, clients=20, seed=3, min_train=minimum)
     assert int(str(expected.rule["redraws"])) > 0
-    monkeypatch.setattr(shares, "NUMBERS_AT_ONCE", at_once * 200)
+    monkeypatch.setattr(partition_math, "NUMBERS_AT_ONCE", at_once * 200)
     assert fingerprint(split(rule, *CIFAR10, clients=20, seed=3, min_train=minimum)) == fingerprint(expected)
 
 
@@ -379,7 +379,7 @@ def test_pathological_that_cannot_come_out_even(clients: int, per_client: int, h
 @pytest.mark.parametrize("per_client", [1, 2, 3, 4, 5, 6])
 def test_the_condition_for_even_dealing_is_exact(clients: int, per_client: int) -> None:
     """Refused if and only if the greedy deal leaves somebody with fewer classes than asked for."""
-    holders = shares.greedy_holders(clients, 6, per_client)
+    holders = partition_math.greedy_holders(clients, 6, per_client)
     even = (holders.sum(0) == per_client).all() and len(set(holders.sum(1))) == 1
     y = np.tile(np.arange(6), 1000)
     request = partial(split, "pathological", y, y, clients, classes_per_client=per_client, min_train=1)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data import readers
-from fedapa.data.sources import SOURCES, data_folder, is_present, load
+from fedapa.data.datasets import readers
+from fedapa.data.datasets.sources import SOURCES, data_folder, is_present, load
 from fedapa.errors import InputError
 
 from . import files
@@ -128,7 +128,7 @@ def test_the_data_folder_is_argument_then_environment_then_cache(monkeypatch: py
 
 
 def test_importing_the_package_is_light() -> None:
-    modules = "fedapa.data, fedapa.data.sources, fedapa.data.partition, fedapa.data.inspect"
+    modules = "fedapa.data, fedapa.data.datasets.sources, fedapa.data.partition, fedapa.data.inspect"
     heavy = "{'torch', 'sklearn', 'matplotlib', 'pooch', 'requests'}"
     code = f"import sys, {modules}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,14 +12,15 @@ from pathlib import Path
 from fleet import NAMES, client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
-from fedapa.flower import joining, processes, serving
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.registry import Coordinator
-from fedapa.flower.session import Control
-from fedapa.flower.store import Store
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint, ledger
-from fedapa.run.folder import rounds_done
+from fedapa.federation import processes
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.registry import Coordinator
+from fedapa.federation.site_store import Store
+from fedapa.store import checkpoint, run_db
+from fedapa.store.run_folder import rounds_done
+from fedapa.transports.flower import server_supervisor, site_supervisor
+from fedapa.transports.flower.grid_transport import _from_record
+from fedapa.transports.flower.session import Control
 
 CONFIG = """methods = ["fedapa"]
 [data]
@@ -109,13 +110,13 @@ class Federation:
         return int(line.split()[0])
 
     def node(self, name: str) -> int:
-        return self.child(self.folder / "kits" / name / joining.PID, "fedapa.flower.node")
+        return self.child(self.folder / "kits" / name / site_supervisor.PID, "fedapa.transports.flower.supernode")
 
     def worker(self, name: str) -> int:
-        return self.child(self.folder / "kits" / name / joining.PID, "fedapa.flower.worker")
+        return self.child(self.folder / "kits" / name / site_supervisor.PID, "fedapa.transports.flower.worker")
 
     def superlink(self) -> int:
-        return self.child(self.folder / "coordinator" / serving.PID, "flower_superlink")
+        return self.child(self.folder / "coordinator" / server_supervisor.PID, "flower_superlink")
 
     def close(self) -> None:
         for process in reversed(self.started):
@@ -159,12 +160,12 @@ def assert_same(federation: Federation, run: Path, absent: frozenset[tuple[int, 
 
 
 def events(run: Path) -> list[tuple[int, int | None, str, str]]:
-    with ledger.reading(run / "run.db") as db:
-        return ledger.events(db)
+    with run_db.reading(run / "run.db") as db:
+        return run_db.events(db)
 
 
 def trained(run: Path) -> list[int]:
-    with ledger.reading(run / "run.db") as db:
+    with run_db.reading(run / "run.db") as db:
         return [row[0] for row in db.execute("SELECT trained FROM round ORDER BY round")]
 
 

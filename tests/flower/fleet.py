@@ -12,17 +12,17 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedapa.config.load import check, dump
 from fedapa.core.tree import digest
-from fedapa.flower import client
-from fedapa.flower.kit import Kit, write_kit
-from fedapa.flower.letters import Terms
-from fedapa.flower.site import Agreed, agree, shared_data
-from fedapa.flower.transport import Grid, Lost, Node, Patience
-from fedapa.run import loop
-from fedapa.run.checkpoint import from_record
-from fedapa.run.gate import Newcomer
-from fedapa.run.guard import Limits
-from fedapa.run.loop import RoundLog
-from fedapa.run.simulate import Result, play, simulate
+from fedapa.federation.kit import Kit, write_kit
+from fedapa.federation.messages import Terms
+from fedapa.federation.site_agent import Agreed, agree, shared_data
+from fedapa.rounds import loop
+from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.upload_limits import Limits
+from fedapa.simulation import Result, play, simulate
+from fedapa.store.checkpoint import from_record
+from fedapa.transports.flower import client_app
+from fedapa.transports.flower.grid_transport import Grid, Lost, Node, Patience
 
 LIMITS = Limits()
 NAMES = ["amber", "birch", "cedar", "dune"]
@@ -43,7 +43,7 @@ def config_text(method: str = "fedapa", rounds: int = 3, participation=(0.5, 1.0
 
 
 def terms_of(text: str, run: str = "ab" * 8) -> Terms:
-    from fedapa.flower.site import read_config
+    from fedapa.federation.site_agent import read_config
 
     config = read_config(text)
     data = [shared_data(k)(config) for k in range(4)]
@@ -84,7 +84,7 @@ class Direct:
     def answer(self, message: Message) -> Message | None:
         folder = self.sites[message.metadata.dst_node_id - 100]
         context = Context(1, message.metadata.dst_node_id, {"site": str(folder)}, RecordDict(), {})
-        reply = client.app(message, context)
+        reply = client_app.app(message, context)
         return make_message(reply.metadata, through_wire(reply.content))
 
     def pull(self, ids: Iterable[str]) -> list[Message]:
@@ -172,8 +172,8 @@ def in_process(
 ) -> Result:
     """The plain simulation of the same config; ``absent`` are (round, client) that do not answer."""
     from fedapa.config.experiment import load_data
-    from fedapa.flower.site import read_config
-    from fedapa.run.folder import client_rows
+    from fedapa.federation.site_agent import read_config
+    from fedapa.store.run_folder import client_rows
 
     count = len(terms.names) if not since else list(since).count(0)
     method, task, plan = agree(replace(terms, names=terms.names[:count], sizes=terms.sizes[:count]))
@@ -184,7 +184,7 @@ def in_process(
         gate = Planned(rows, since, until)
     if not absent:
         return simulate(method, task, data, plan, folder, workers=1, gate=gate)
-    from fedapa.run.transport import InProcess
+    from fedapa.rounds.transport import InProcess
 
     class Thinned(InProcess):
         def exchange(self, requests):

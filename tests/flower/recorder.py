@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import httpx
 
-from fedapa.flower.registry import Coordinator
+from fedapa.federation.registry import Coordinator
 
 HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
 

@@ -20,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from federation import Federation, absences, assert_same, kill, trained, wait
 from fleet import NAMES
 
-from fedapa.flower import processes, serving
-from fedapa.flower.store import Store
-from fedapa.run import checkpoint, ledger
-from fedapa.run.folder import rounds_done, status
-from fedapa.run.ledger import is_begun
+from fedapa.federation import processes
+from fedapa.federation.site_store import Store
+from fedapa.store import checkpoint, run_db
+from fedapa.store.run_db import is_begun
+from fedapa.store.run_folder import rounds_done, status
+from fedapa.transports.flower import server_supervisor
 
 KINDS = ("superlink", "coordinator", "node", "worker")
 STUCK = 900.0  # seconds without another round
@@ -155,7 +156,7 @@ class Storm:
         return count
 
     def seconds(self) -> list[float]:
-        with ledger.reading(self.run / "run.db") as db:
+        with run_db.reading(self.run / "run.db") as db:
             return [row[0] for row in db.execute("SELECT seconds FROM round ORDER BY round")]
 
 
@@ -171,7 +172,7 @@ def main() -> None:
     wanted = asked.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fedapa-soak-"))
     print(f"seed {wanted.seed}, in {folder}", flush=True)
-    federation = Federation(folder, processes.free_port() if serving.find_nginx() else 0)
+    federation = Federation(folder, processes.free_port() if server_supervisor.find_nginx() else 0)
     storm = Storm(federation, wanted.rounds, wanted.every, wanted.minutes, wanted.timeout, random.Random(wanted.seed))
     begin = time.monotonic()
     try:

@@ -20,9 +20,9 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.supercore.fab import Fab
 
-from fedapa.flower import processes
-from fedapa.flower.session import APP, FlowerSession
-from fedapa.run import ledger
+from fedapa.federation import processes
+from fedapa.store import run_db
+from fedapa.transports.flower.session import APP, FlowerSession
 
 MOST = 1.5  # times the floor that a round of ours may take
 IDLE = """from flwr.app import Message
@@ -62,7 +62,9 @@ def measure_floor(federation: Federation, rounds: int) -> list[float]:
     nodes = [start_node(federation, name) for name in NAMES]
     try:
         federation.wait_online(4)
-        text = APP.replace("fedapa.flower.server:app", "idle:app").replace("fedapa.flower.client:app", "idle:app")
+        text = APP.replace("fedapa.transports.flower.server_app:app", "idle:app").replace(
+            "fedapa.transports.flower.client_app:app", "idle:app"
+        )
         content, _ = build_fab_from_files(
             {"pyproject.toml": text.encode(), "LICENSE": b"-\n", "idle.py": IDLE.encode()}
         )
@@ -103,7 +105,7 @@ def one_round(session: FlowerSession) -> float:
 
 def measure_ours(federation: Federation, rounds: int) -> list[float]:
     assert federation.run("speed", "--set", f"run.rounds={rounds + 1}").wait() == 0
-    with ledger.reading(federation.folder / "speed" / "fedapa-seed0" / "run.db") as db:
+    with run_db.reading(federation.folder / "speed" / "fedapa-seed0" / "run.db") as db:
         return [row[0] for row in db.execute("SELECT seconds FROM round WHERE round > 0")]
 
 

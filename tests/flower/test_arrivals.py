@@ -9,12 +9,12 @@ from flwr.app import Error, Message
 from fedapa.config.experiment import read_config
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
-from fedapa.flower.arrivals import AGREED, read_agreement
-from fedapa.flower.coordinate import play_over
-from fedapa.flower.registry import Enrolled
-from fedapa.flower.transport import AWAY, Lost, Node, _from_record
+from fedapa.federation.enrolment import AGREED, read_agreement
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.run_federation import play_over
 from fedapa.methods.catalogue import METHODS
-from fedapa.run import checkpoint, folder, ledger
+from fedapa.store import checkpoint, run_db, run_folder
+from fedapa.transports.flower.grid_transport import AWAY, Lost, Node, _from_record
 
 SITES = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
 REFUSE = [name for name in METHODS if name.startswith("pfedla")]
@@ -49,13 +49,13 @@ def make_run(path, method="fedapa", rounds=4, participation=(0.6, 1.0), **more):
     for key, value in more.items():
         was = next(line for line in text.splitlines() if line.startswith(f"{key} = "))
         text = text.replace(was, f"{key} = {json.dumps(value)}")
-    folder.create(path, text)
+    run_folder.create(path, text)
     return path
 
 
 def events(path):
-    with ledger.reading(path / "run.db") as db:
-        return ledger.events(db)
+    with run_db.reading(path / "run.db") as db:
+        return run_db.events(db)
 
 
 def assert_planned(path):
@@ -65,8 +65,8 @@ def assert_planned(path):
     found = checkpoint.newest(path / "checkpoints")
     assert digest(found.state.server) == server_digest(here)
     assert [_from_record(record).digest for record in found.records] == client_digests(here)
-    with ledger.reading(path / "run.db") as db:
-        trained = [log.trained for log in ledger.logs(db)]
+    with run_db.reading(path / "run.db") as db:
+        trained = [log.trained for log in run_db.logs(db)]
     assert trained == [sorted(log.trained) for log in here.logs]
     return here
 
@@ -88,7 +88,7 @@ def test_the_newcomer_is_heard_and_the_others_keep_their_rows(tmp_path):
     before = checkpoint.newest(make_two(tmp_path / "two")).state.server
     session.play(path)
     sent = next(m for m in session.pushed if "ask" in m.content and m.content["ask"]["site"] == "dune")
-    from fedapa.flower.pack import unpack
+    from fedapa.transports.flower.serialization import unpack
 
     assert unpack(sent.content["down"])["theta"].allclose(before["theta"].mean(0), atol=1e-6)
     assert sent.content["terms"]["names"] == NAMES
@@ -126,7 +126,7 @@ def test_cut_off_while_it_joins_or_after_a_resumed_run_is_the_same(stop, every, 
         Growing(sites, stop=stop).play(path)
     Growing(sites, join=-1).play(path)
     assert read_agreement(path).since == [0, 0, 0, 2]
-    assert ledger.numbers(path / "run.db") == ledger.numbers(whole / "run.db")
+    assert run_db.numbers(path / "run.db") == run_db.numbers(whole / "run.db")
     assert_planned(path)
 
 

@@ -18,8 +18,9 @@ from federation import Federation, absences, assert_same, events, fedapa, traine
 from fleet import NAMES
 from hardship import Disk, Network, disk, network
 
-from fedapa.flower import processes, serving, status
-from fedapa.flower.arrivals import read_agreement
+from fedapa.federation import processes, site_status
+from fedapa.federation.enrolment import read_agreement
+from fedapa.transports.flower import server_supervisor
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
@@ -41,7 +42,7 @@ class Hard(Federation):
 def federation(tmp_path_factory) -> Iterator[Hard]:
     folder = tmp_path_factory.mktemp("federation")
     with ExitStack() as stack:
-        door = processes.free_port() if serving.find_nginx() else 0
+        door = processes.free_port() if server_supervisor.find_nginx() else 0
         cable, no_cable = attempt(stack, network) if door else (None, "nginx is not installed")
         made = Hard(folder, door, host=cable.host if cable else "127.0.0.1")
         made.network = cable
@@ -116,7 +117,7 @@ def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
     wait_for_round(run, 1)
     federation.disk.fill()
     wait(lambda: bool(absences(run)), 120)
-    shown = status.read(federation.folder / "kits" / CRAMPED)["fault"]
+    shown = site_status.read(federation.folder / "kits" / CRAMPED)["fault"]
     federation.disk.free()
     assert process.wait(900) == 0
     absent, cramped = absences(run), NAMES.index(CRAMPED)

@@ -24,17 +24,20 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from recorder import Call, Recorder
 
 from fedapa.core.tree import digest
-from fedapa.flower import certificates, processes, serving
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.kit import read_kit, write_kit
-from fedapa.flower.registry import Coordinator
-from fedapa.flower.session import Control
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint, ledger
+from fedapa.federation import keys, processes
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.kit import read_kit, write_kit
+from fedapa.federation.registry import Coordinator
+from fedapa.store import checkpoint, run_db
+from fedapa.transports.flower import server_supervisor
+from fedapa.transports.flower.grid_transport import _from_record
+from fedapa.transports.flower.session import Control
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
-    pytest.mark.skipif(serving.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"),
+    pytest.mark.skipif(
+        server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
+    ),
 ]
 CONTROL = ("list-runs", "list-nodes", "start-run", "register-node", "unregister-node", "stop-run")
 RUNTIME = ("acquire-task", "pull-task-input", "push-messages", "get-nodes")
@@ -174,7 +177,7 @@ def test_no_key_is_no_entry(house, coordinator):
 
 def test_an_authority_of_ones_own_does_not_help(house, coordinator, tmp_path):
     """Neither does a site talk to a coordinator whose certificate is signed by somebody else."""
-    certificates.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key", "impostor")
+    keys.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key", "impostor")
     key = key_of(house, "amber")
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         activate(caller(coordinator, signed(key), ca=tmp_path / "ca.crt"), key)
@@ -262,8 +265,8 @@ def test_repeated_byte_for_byte_an_upload_changes_nothing(house, coordinator):
         assert terms.names == ["birch", "cedar"]
         assert digest(found.state.server) == server_digest(undisturbed)
         assert [_from_record(record).digest for record in found.records] == client_digests(undisturbed)
-        with ledger.reading(folder / "run.db") as db:
-            assert ledger.events(db) == []
+        with run_db.reading(folder / "run.db") as db:
+            assert run_db.events(db) == []
             assert [row[0] for row in db.execute("SELECT trained FROM round ORDER BY round")] == [2, 2]
         assert held
         assert len(repeated) > 3

@@ -14,9 +14,9 @@ import torch
 from federation import Federation, assert_same, events, fedapa, kill, trained, wait_for_round
 from fleet import in_process
 
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.releases import COUNTED
-from fedapa.run import checkpoint
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.releases import COUNTED
+from fedapa.store import checkpoint
 
 METHOD = "fedapa+noised"
 pytestmark = pytest.mark.skipif(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
-from fedapa.flower.pack import pack, unpack
-from fedapa.flower.site import agree
-from fedapa.flower.transport import Patience
-from fedapa.run import loop
-from fedapa.run.guard import Limits
+from fedapa.federation.site_agent import agree
+from fedapa.rounds import loop
+from fedapa.rounds.upload_limits import Limits
+from fedapa.transports.flower.grid_transport import Patience
+from fedapa.transports.flower.serialization import pack, unpack
 
 BAD = (1, 2, 3)  # site 0 stays honest
 # Times three sites and three methods: more than ten thousand in `make test-federation`, and a taste of it otherwise.

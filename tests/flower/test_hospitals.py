@@ -14,16 +14,16 @@ from fedapa.config import presets
 from fedapa.config.experiment import lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
-from fedapa.data.heart import heart_disease
+from fedapa.data.datasets.heart_disease import heart_disease
+from fedapa.data.datasets.sources import is_present
 from fedapa.data.sites import Sites
-from fedapa.data.sources import is_present
 from fedapa.errors import RunError
-from fedapa.flower.coordinate import play_over
-from fedapa.flower.kit import Kit, write_kit
-from fedapa.flower.registry import Enrolled
-from fedapa.flower.store import Store
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint
+from fedapa.federation.kit import Kit, write_kit
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.run_federation import play_over
+from fedapa.federation.site_store import Store
+from fedapa.store import checkpoint
+from fedapa.transports.flower.grid_transport import _from_record
 from hospitals import write_hospital, write_hospitals
 
 ENGINE = ("--set", "run.engine=torch")

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fedapa.flower import node
+from fedapa.transports.flower import supernode
 
 RUN = SimpleNamespace(run_id=7, fab_hash="", series_id=3, primary_task_type=TaskType.CLIENT_APP)
 
@@ -60,7 +60,7 @@ def place():
 
 @pytest.mark.parametrize("late", [False, True], ids=["while its parts come", "when all are there"])
 def test_a_request_whose_run_ends_while_it_is_fetched_is_forgotten(place, late):
-    assert place.take(node.take, place.parts if late else run_ended, run_ended) is None
+    assert place.take(supernode.take, place.parts if late else run_ended, run_ended) is None
     assert place.tasks() == []
     assert place.state.get_messages_legacy() == []
 
@@ -72,7 +72,7 @@ def test_flower_alone_keeps_its_task(place):
 
 
 def test_any_other_request_arrives(place):
-    assert place.take(node.take, place.parts) == RUN.run_id
+    assert place.take(supernode.take, place.parts) == RUN.run_id
     assert len(place.tasks()) == 1
     assert len(place.state.get_messages_legacy()) == 1
 
@@ -81,16 +81,16 @@ def test_any_other_request_arrives(place):
 def test_a_reply_that_its_worker_does_not_hand_over_is_dropped(place, whole, monkeypatch):
     now, sent = [0.0], []
     monkeypatch.setattr(flower.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
     reply = named(Message(RecordDict(), reply_to=place.request))
     place.state.store_message(remove_content_from_message(reply))
     missing = set(place.store.preregister(RUN.run_id, get_object_tree(reply)))
     assert missing
     for name, part in get_all_nested_objects(reply).items() if whole else ():
         place.store.put(name, part.deflate())
-    node.send(
+    supernode.send(
         state=place.state, object_store=place.store, send=lambda *_: (missing, "session"),
         push_object=lambda run, session, name, content: sent.append(name),
     )  # fmt: skip
-    assert (set(sent) == missing) if whole else (sent == [] and now[0] >= node.STALLED)
+    assert (set(sent) == missing) if whole else (sent == [] and now[0] >= supernode.STALLED)
     assert place.state.get_messages_legacy() == []

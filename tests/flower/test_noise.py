@@ -16,24 +16,25 @@ import torch
 from fleet import NAMES, Direct, config_text, grid, in_process, make_sites, over_grid, server_digest, terms_of
 from flwr.app import Error, Message
 
+from fedapa.analysis import run_results
 from fedapa.config.experiment import lay_out
 from fedapa.config.experiment import read_config as read_run
 from fedapa.config.load import load
 from fedapa.core.tree import Tree, digest
-from fedapa.flower import client, letters, releases
-from fedapa.flower.coordinate import play_over
-from fedapa.flower.letters import Answer, Ask, Description, Terms
-from fedapa.flower.pack import pack, unpack
-from fedapa.flower.registry import Enrolled
-from fedapa.flower.releases import COUNTED
-from fedapa.flower.site import Site, agree, read_config, shared_data
+from fedapa.federation import manifest, messages, releases
+from fedapa.federation.messages import Answer, Ask, Description, Terms
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.releases import COUNTED
+from fedapa.federation.run_federation import play_over
+from fedapa.federation.site_agent import Site, agree, read_config, shared_data
 from fedapa.methods.privacy import NOT_COVERED
-from fedapa.methods.wrap import Noised, noise_of
-from fedapa.run import results, wire
-from fedapa.run.checkpoint import from_record
-from fedapa.run.transport import Record, Request, visit
-from fedapa.task import local as toolbox
-from fedapa.task.local import stream
+from fedapa.methods.wrappers import Noised, noise_of
+from fedapa.rounds.transport import Record, Request, visit
+from fedapa.store.checkpoint import from_record
+from fedapa.training import local as toolbox
+from fedapa.training.local import stream
+from fedapa.transports.flower import client_app
+from fedapa.transports.flower.serialization import pack, unpack
 
 METHOD, NOISE, NORM = "fedavg+noised", 0.5, 2.0
 
@@ -117,7 +118,7 @@ def test_what_the_server_knows_does_not_predict_the_noise(first: tuple[Terms, An
 
 def test_the_same_coordinator_finds_seeded_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: a site that draws from the run's seed is found out, its update to the last digits."""
-    monkeypatch.setattr("fedapa.flower.site.Entropy", lambda: None)
+    monkeypatch.setattr("fedapa.federation.site_agent.Entropy", lambda: None)
     make_sites(tmp_path)
     terms = noised_terms()
     _, up = upload(opened(tmp_path), terms, ask_of())
@@ -216,7 +217,7 @@ def test_a_repeated_request_gets_the_same_bytes_and_spends_once(tmp_path: Path) 
     for again in (site, opened(tmp_path), opened(tmp_path)):
         same, bits = upload(again, terms, ask_of())
         assert same == answer
-        assert letters.write(same) == letters.write(answer)
+        assert messages.write(same) == messages.write(answer)
         assert [*bits] == [*up]
         assert all(a.data == b.data for a, b in zip(pack(bits).values(), pack(up).values(), strict=True))
     assert counted(tmp_path, terms) == 1
@@ -241,8 +242,8 @@ def test_killed_at_any_moment_no_second_noise_of_one_update_leaves(
     def kill(*_: object) -> None:
         raise Killed
 
-    places = {"state": "fedapa.flower.store.write_tree", "upload": "fedapa.flower.releases.write_tree"}
-    places |= {"count": "fedapa.flower.releases.write_json", "sent": "fedapa.flower.releases._from_tree"}
+    places = {"state": "fedapa.federation.site_store.write_tree", "upload": "fedapa.federation.releases.write_tree"}
+    places |= {"count": "fedapa.federation.releases.write_json", "sent": "fedapa.federation.releases._from_tree"}
     monkeypatch.setattr(toolbox.Entropy, "normal", noted)
     with monkeypatch.context() as patch:
         patch.setattr(places[moment], kill)
@@ -309,7 +310,7 @@ class Failing(Direct):
         self.answers: dict[tuple[int, int], list[bytes]] = {}
 
     def answer(self, message: Message) -> Message | None:
-        client.open_site.cache_clear()  # a new process every time
+        client_app.open_site.cache_clear()  # a new process every time
         reply = super().answer(message)
         assert reply is not None
         key = int(message.content["ask"]["round"]), message.metadata.dst_node_id
@@ -348,7 +349,7 @@ def listed(rounds: int, noise: float) -> dict[str, object]:
     found = noise_of(method)
     assert isinstance(found, Noised)
     up = {"omega": down["omega"], "n": torch.zeros(1)}
-    return wire.agreement(NAMES[0], METHOD, [(down, up)], [], found.account(rounds, simulated=False))
+    return manifest.agreement(NAMES[0], METHOD, [(down, up)], [], found.account(rounds, simulated=False))
 
 
 @pytest.mark.parametrize(
@@ -414,9 +415,9 @@ def test_a_real_run_does_not_call_its_noise_simulated(tmp_path: Path) -> None:
     (run,) = lay_out(load(str(tmp_path / "fed.toml")), tmp_path / "fed")
     sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
     play_over(Direct(make_sites(tmp_path)), lambda: sites, read_run(run), run)
-    (found,) = results.load(run)
+    (found,) = run_results.load(run)
     account = found.privacy
     assert account is not None
     assert (account.simulated, account.noise, account.norm, account.rounds) == (False, NOISE, NORM, 3)
-    assert f"epsilon {account.epsilon:.3g} at delta 1e-05 over 3 rounds" in results.protection([found])[0]
-    assert not any("simulated" in line.lower() for line in results.protection([found]))
+    assert f"epsilon {account.epsilon:.3g} at delta 1e-05 over 3 rounds" in run_results.protection([found])[0]
+    assert not any("simulated" in line.lower() for line in run_results.protection([found]))

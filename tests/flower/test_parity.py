@@ -15,7 +15,7 @@ from fleet import (
     terms_of,
 )  # fmt: skip
 
-from fedapa.flower.store import Store
+from fedapa.federation.site_store import Store
 from fedapa.methods.catalogue import METHODS
 
 

@@ -9,9 +9,9 @@ import pytest
 from fleet import client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint
+from fedapa.federation.enrolment import read_agreement
+from fedapa.store import checkpoint
+from fedapa.transports.flower.grid_transport import _from_record
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ray.sh"
 pytestmark = [

@@ -11,12 +11,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedapa.cli import coordinator as coordinator_cli
-from fedapa.cli import join as join_cli
+from fedapa.cli import site_join as join_cli
 from fedapa.errors import InputError
-from fedapa.flower import certificates, joining, processes, proxy, serving
-from fedapa.flower.kit import Kit, read_kit, write_kit
-from fedapa.flower.registry import Coordinator, Settings, create
-from fedapa.flower.session import build_app
+from fedapa.federation import keys, processes
+from fedapa.federation.kit import Kit, read_kit, write_kit
+from fedapa.federation.registry import Coordinator, Settings, create
+from fedapa.transports.flower import reverse_proxy, server_supervisor, site_supervisor
+from fedapa.transports.flower.session import build_app
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_secrets_are_nobody_elses(coordinator, tmp_path):
 
 
 def test_an_authority_of_your_own_is_used_and_its_key_not_kept(tmp_path):
-    certificates.make_authority(tmp_path / "our.crt", tmp_path / "our.key", "us")
+    keys.make_authority(tmp_path / "our.crt", tmp_path / "our.key", "us")
     made = create(tmp_path / "c", Settings(), [], tmp_path / "our.crt", tmp_path / "our.key")
     own = x509.load_pem_x509_certificate(made.certificate.read_bytes())
     own.verify_directly_issued_by(x509.load_pem_x509_certificate((tmp_path / "our.crt").read_bytes()))
@@ -68,7 +69,7 @@ def test_a_kit_has_what_a_site_needs(coordinator, tmp_path):
 
 def test_with_a_key_of_its_own_the_private_half_never_travels(coordinator, tmp_path):
     public = tmp_path / "site.pub"
-    public.write_text(certificates.make_site_key(tmp_path / "site.key"))
+    public.write_text(keys.make_site_key(tmp_path / "site.key"))
     coordinator.enrol("amber", tmp_path / "kit", public)
     assert not (tmp_path / "kit" / "site.key").exists()
     with pytest.raises(InputError, match="belongs to another site"):
@@ -115,37 +116,39 @@ def test_the_app_that_travels_holds_no_code():
 
 
 def test_the_door_lets_only_fleet_calls_through(coordinator):
-    text = (coordinator.folder / proxy.FILE).read_text()
+    text = (coordinator.folder / reverse_proxy.FILE).read_text()
     assert "listen 9443 ssl" in text
     assert "register-node" not in text
     assert "control" not in text.replace("Control and runtime calls", "")
 
 
-@pytest.mark.skipif(serving.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)")
+@pytest.mark.skipif(
+    server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
+)
 def test_nginx_takes_the_configuration(coordinator):
-    assert serving.door_command(coordinator)[0].endswith("nginx")
+    assert server_supervisor.door_command(coordinator)[0].endswith("nginx")
 
 
 def test_a_coordinator_without_a_door_needs_no_nginx(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "find_nginx", lambda: None)
+    monkeypatch.setattr(server_supervisor, "find_nginx", lambda: None)
     local = create(tmp_path / "local", Settings(door=0), [], None, None)
-    assert [child.name for child in serving.coordinator_processes(local).children] == ["superlink"]
+    assert [child.name for child in server_supervisor.coordinator_processes(local).children] == ["superlink"]
     assert local.fleet_address == "127.0.0.1:9091"
     open_ = create(tmp_path / "open", Settings(), [], None, None)
     with pytest.raises(InputError, match="nginx is not installed"):
-        serving.coordinator_processes(open_)
+        server_supervisor.coordinator_processes(open_)
 
 
 def test_flower_is_told_to_keep_quiet(tmp_path):
     write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
     for name in ("site.key", "ca.crt"):
         (tmp_path / name).write_text("x")
-    node, worker = joining.site_processes(tmp_path).children
+    node, worker = site_supervisor.site_processes(tmp_path).children
     assert "process" in node.command
     assert "--insecure" not in node.command
     assert processes.QUIET["FLWR_TELEMETRY_ENABLED"] == "0"
     assert processes.QUIET["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert worker.command[1:3] == ["-m", "fedapa.flower.worker"]
+    assert worker.command[1:3] == ["-m", "fedapa.transports.flower.worker"]
 
 
 def test_a_child_that_ends_is_started_again(tmp_path):

@@ -10,18 +10,18 @@ from fleet import NAMES, Direct, config_text, in_process, make_sites, server_dig
 from flwr.app import Message
 
 from fedapa.cli import coordinator as coordinator_cli
-from fedapa.cli import join as join_cli
+from fedapa.cli import site_join as join_cli
 from fedapa.config.experiment import read_config
 from fedapa.core.tree import digest
 from fedapa.errors import InputError, RunError
-from fedapa.flower import joining
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.coordinate import play_over
-from fedapa.flower.kit import read_kit, write_kit
-from fedapa.flower.pack import pack, unpack
-from fedapa.flower.registry import Enrolled, Settings, create
-from fedapa.flower.site import Site
-from fedapa.run import checkpoint, folder, ledger
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.kit import read_kit, write_kit
+from fedapa.federation.registry import Enrolled, Settings, create
+from fedapa.federation.run_federation import play_over
+from fedapa.federation.site_agent import Site
+from fedapa.store import checkpoint, run_db, run_folder
+from fedapa.transports.flower import site_supervisor
+from fedapa.transports.flower.serialization import pack, unpack
 
 SITES = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
 
@@ -56,7 +56,7 @@ def stopped(tmp_path):
     """A coordinator, and a run that was cut off after three rounds with dune in quarantine since the second."""
     create(tmp_path / "coordinator", Settings(door=0), [], None, None)
     text = config_text(rounds=4, participation=(1.0, 1.0)).replace("quarantine_after = 3", "quarantine_after = 1")
-    folder.create(tmp_path / "run", text)
+    run_folder.create(tmp_path / "run", text)
     session = Poisoned(make_sites(tmp_path / "sites"), 3)
     with pytest.raises(KeyboardInterrupt):
         run(session, tmp_path / "run")
@@ -70,9 +70,9 @@ def release(home, name, path=None):
 
 
 def trained(path):
-    with ledger.reading(path / "run.db") as db:
+    with run_db.reading(path / "run.db") as db:
         rows = db.execute("SELECT round, client FROM client_round WHERE trained=1 ORDER BY 1, 2").fetchall()
-        return [[i for t, i in rows if t == round] for round in range(4)], ledger.events(db)
+        return [[i for t, i in rows if t == round] for round in range(4)], run_db.events(db)
 
 
 def test_a_released_site_counts_again(stopped):
@@ -96,7 +96,7 @@ def test_a_release_that_cannot_be(stopped):
         refused = release(stopped, name, path)
         assert isinstance(refused.exception, InputError)
         assert "is no run with a site called" in refused.exception.message
-    keeper = folder.RunFolder(stopped / "run", 4)
+    keeper = run_folder.RunFolder(stopped / "run", 4)
     try:
         assert "is in use by another process" in release(stopped, "dune").exception.message
     finally:
@@ -131,7 +131,7 @@ def allow(kit, *models, monkeypatch):
         def run(self):
             return
 
-    monkeypatch.setattr(joining, "site_processes", lambda folder: Nothing())
+    monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: Nothing())
     words = [str(kit), *(word for model in models for word in ("--allow-model", model))]
     assert CliRunner().invoke(join_cli.join, words).exit_code == 0
 
@@ -145,7 +145,7 @@ def test_a_model_that_every_site_allowed_is_trained(tmp_path, module, monkeypatc
     for kit in sites:
         allow(kit, module, monkeypatch=monkeypatch)
         assert read_kit(kit).models == [module]
-    folder.create(tmp_path / "run", with_model(module))
+    run_folder.create(tmp_path / "run", with_model(module))
     result = run(Direct(sites), tmp_path / "run")
     assert result.task.P == 64 * 12 + 12
     assert server_digest(result) == server_digest(in_process(read_agreement(tmp_path / "run").terms))
@@ -156,14 +156,14 @@ def test_one_site_that_did_not_allow_it_is_named_before_the_run(tmp_path, module
     for kit in sites[:3]:
         allow(kit, module, monkeypatch=monkeypatch)
     allow(sites[3], "clinic_models:other", monkeypatch=monkeypatch)  # another one of the same module does not do
-    folder.create(tmp_path / "run", with_model(module))
+    run_folder.create(tmp_path / "run", with_model(module))
     with pytest.raises(RunError, match="site dune cannot take part: the model clinic_models:small is not allowed"):
         run(Direct(sites), tmp_path / "run")
 
 
 def test_what_was_not_allowed_is_not_even_imported(tmp_path, module):
     """By a coordinator that skips the question, too."""
-    from fedapa.flower.letters import Ask
+    from fedapa.federation.messages import Ask
 
     (kit, *_) = make_sites(tmp_path / "sites")
     terms, site = replace(terms_of(config_text()), config=with_model(module)), Site.open(kit)

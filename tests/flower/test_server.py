@@ -6,14 +6,14 @@ from flwr.app import Context, RecordDict
 
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
-from fedapa.flower import client, server
-from fedapa.flower.arrivals import read_agreement
-from fedapa.flower.letters import Terms
-from fedapa.flower.registry import Enrolled
-from fedapa.flower.site import Site, agree
-from fedapa.flower.transport import _from_record
-from fedapa.run import checkpoint
-from fedapa.run.folder import create
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.messages import Terms
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.site_agent import Site, agree
+from fedapa.store import checkpoint
+from fedapa.store.run_folder import create
+from fedapa.transports.flower import client_app, server_app
+from fedapa.transports.flower.grid_transport import _from_record
 
 
 class Borrowed(Direct):
@@ -32,7 +32,7 @@ class Borrowed(Direct):
 def test_a_run_folder_over_a_borrowed_grid(tmp_path):
     create(tmp_path / "run", config_text("fedavg", rounds=2))
     grid = Borrowed(make_sites(tmp_path / "sites"))
-    server.app(grid, Context(1, 1, {}, RecordDict(), {"config": str(tmp_path / "run")}))
+    server_app.app(grid, Context(1, 1, {}, RecordDict(), {"config": str(tmp_path / "run")}))
     agreement = read_agreement(tmp_path / "run")
     assert agreement.terms.names == NAMES
     found, here = checkpoint.newest(tmp_path / "run" / "checkpoints"), in_process(agreement.terms)
@@ -43,7 +43,7 @@ def test_a_run_folder_over_a_borrowed_grid(tmp_path):
 def test_partitions_of_a_simulation_are_site_folders(tmp_path, monkeypatch):
     sites = make_sites(tmp_path)
     monkeypatch.setenv("FEDAPA_SITES", str(tmp_path))
-    assert client.folder_of(Context(1, 7, {"partition-id": 2}, RecordDict(), {})) == sites[2]
+    assert client_app.folder_of(Context(1, 7, {"partition-id": 2}, RecordDict(), {})) == sites[2]
 
 
 def test_what_a_site_says_about_itself(tmp_path):
@@ -82,9 +82,9 @@ def test_a_config_that_does_not_fit_is_told(tmp_path):
 def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):
     from flwr.app import Error, Message
 
-    from fedapa.flower.coordinate import make_agreement
-    from fedapa.flower.site import read_config
-    from fedapa.flower.transport import AWAY
+    from fedapa.federation.run_federation import make_agreement
+    from fedapa.federation.site_agent import read_config
+    from fedapa.transports.flower.grid_transport import AWAY
 
     class Cut(Direct):
         asked = 0
@@ -106,7 +106,7 @@ def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):
 ])  # fmt: skip
 def test_a_site_that_cannot_be_what_it_says_is_named(tmp_path, change):
     """Found before anything is made of it: so many classes would fill the coordinator's memory."""
-    from fedapa.flower.arrivals import described_by
+    from fedapa.federation.enrolment import described_by
 
     (reply,) = [Direct(make_sites(tmp_path)).answer(message) for message in [asked(1)]]
     assert described_by(Enrolled("birch", "", 1, 101), reply).train > 0
@@ -120,7 +120,7 @@ def asked(k):
     from flwr.app.message import make_message
     from flwr.supercore.task_identity import TaskIdentity
 
-    from fedapa.flower.arrivals import question
+    from fedapa.federation.enrolment import question
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     message = question(Enrolled(NAMES[k], "", k, 100 + k), config_text())
@@ -128,8 +128,8 @@ def asked(k):
 
 
 def test_sites_whose_data_differ_are_named(tmp_path):
-    from fedapa.flower.coordinate import make_agreement
-    from fedapa.flower.site import read_config
+    from fedapa.federation.run_federation import make_agreement
+    from fedapa.federation.site_agent import read_config
 
     class Odd(Direct):
         def answer(self, message):

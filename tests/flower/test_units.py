@@ -10,8 +10,8 @@ import click
 import pytest
 
 from fedapa.cli import group
-from fedapa.flower.kit import Kit, read_kit, write_kit
-from fedapa.flower.registry import Coordinator, Settings, create
+from fedapa.federation.kit import Kit, read_kit, write_kit
+from fedapa.federation.registry import Coordinator, Settings, create
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 SHOWN = re.compile(r"^`/etc/systemd/system/([\w@-]+\.service)`.*?^```ini\n(.*?)^```", re.DOTALL | re.MULTILINE)

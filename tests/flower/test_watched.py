@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(
 HONEST, LIAR = NAMES[:3], NAMES[3]
 # Python reads this when it starts: the worker of that site sends a million times what it learned.
 LIES = """import sys
-if "fedapa.flower.worker" in sys.orig_argv:
-    from fedapa.flower import client
-    pack = client.pack
-    client.pack = lambda tree: pack({k: v * 1e6 if v.is_floating_point() else v for k, v in tree.items()})
+if "fedapa.transports.flower.worker" in sys.orig_argv:
+    from fedapa.transports.flower import client_app
+    pack = client_app.pack
+    client_app.pack = lambda tree: pack({k: v * 1e6 if v.is_floating_point() else v for k, v in tree.items()})
 """
 
 

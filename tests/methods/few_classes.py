@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fedapa.data.federated import Split
-from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.training.local import Local
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 SIZES = (12, 7, 5)
 LABELS = (torch.arange(12) % 3, torch.arange(7) % 2, torch.zeros(5, dtype=torch.long))  # 3, 2 and 1 classes

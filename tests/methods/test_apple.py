@@ -14,8 +14,8 @@ from fedapa.core.tree import count_bytes
 from fedapa.data.federated import Split
 from fedapa.methods.apple import APPLE, by_client, mixture, own_first
 from fedapa.methods.local_only import LocalOnly
-from fedapa.task.models import build_model
-from fedapa.task.task import Batch, Task, Training
+from fedapa.training.model import build_model
+from fedapa.training.task import Batch, Task, Training
 
 torch.set_num_threads(1)
 

@@ -10,9 +10,9 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
 from fedapa.methods.method import describe
 from fedapa.methods.papers import PAPERS
-from fedapa.run.simulate import wire
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.simulation import wire
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 
 # Kilobytes per client and round of the FedAPA paper's Table 2, or what its own text implies where it errs.
 TABLE_2 = {

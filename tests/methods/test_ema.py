@@ -8,7 +8,7 @@ from three_clients import make_data, make_task, net, omega, visit
 
 from fedapa.core.tree import digest
 from fedapa.methods.catalogue import METHODS, make
-from fedapa.methods.wrap import Ema
+from fedapa.methods.wrappers import Ema
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 

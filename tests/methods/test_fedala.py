@@ -14,9 +14,9 @@ from fedapa.core.tree import count_bytes, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedala import FedALA, top_tensors
 from fedapa.methods.fedavg import FedAvg
-from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.training.local import Local
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 torch.set_num_threads(1)
 

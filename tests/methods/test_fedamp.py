@@ -15,8 +15,8 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.methods.fedamp import FedAMP
 from fedapa.methods.local_only import LocalOnly
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 torch.set_num_threads(1)
 

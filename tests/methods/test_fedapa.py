@@ -10,8 +10,8 @@ from fedapa.core.tree import Tree
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 from fedapa.verify.case import Case
 
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))

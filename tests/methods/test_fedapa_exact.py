@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedapa.core import rows, weights
+from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, clone, count_bytes, digest
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa_exact import CANDIDATES, FedAPAExact, layers
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -205,7 +205,7 @@ def test_the_measure_reaches_the_arithmetic() -> None:
     new = absorb(method, task, state, ups)
     for i in range(4):
         known = new["heard"] > 0
-        row = rows.of_others(rows.directions(new["gaps"][0], known), i, known, 0.1)
+        row = exact_weights.of_others(exact_weights.directions(new["gaps"][0], known), i, known, 0.1)
         torch.testing.assert_close(new["A"][0, i], row.float())
 
 
@@ -227,7 +227,7 @@ def test_leave_one_out_scores_last_rounds_mixtures_on_the_next_upload() -> None:
     known, gaps = state["heard"] > 0, state["gaps"][0]
     theta = torch.tensor([0.0, 1.0, 3.0]).double()
     for k, (ridge, share) in enumerate(CANDIDATES):
-        row = rows.shared(rows.of_others(gaps, 0, known, ridge), 0, share)
+        row = exact_weights.shared(exact_weights.of_others(gaps, 0, known, ridge), 0, share)
         assert float(new["errors"][0, 0, k]) == pytest.approx((0.4 - float(row @ theta)) ** 2 / 5 / 2, abs=1e-6)
     assert not new["errors"][0, 1:].any()
 

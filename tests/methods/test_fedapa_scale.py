@@ -16,13 +16,14 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
-from fedapa.run import checkpoint, loop
-from fedapa.run.checkpoint import Checkpoint
-from fedapa.run.loop import Plan, RoundLog, Sent, State
-from fedapa.run.room import Room, is_mapped
-from fedapa.run.simulate import Result, simulate
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.rounds import loop
+from fedapa.rounds.loop import Plan, RoundLog, Sent, State
+from fedapa.rounds.tensor_storage import Room, is_mapped
+from fedapa.simulation import Result, simulate
+from fedapa.store import checkpoint
+from fedapa.store.checkpoint import Checkpoint
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 from fedapa.verify.case import Case
 
 M, P = 24, 50

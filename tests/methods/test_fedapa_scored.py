@@ -11,7 +11,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedapa_scored import STEPS, FedAPAScored
-from fedapa.task.local import Local
+from fedapa.training.local import Local
 
 METHOD = FedAPAScored(holdout=0.25)
 TASK = make_task()

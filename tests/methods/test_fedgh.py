@@ -11,9 +11,9 @@ from torch import nn
 from fedapa.core.tree import count_bytes, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedgh import FedGH
-from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.training.local import Local
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

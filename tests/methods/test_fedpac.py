@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from fedapa.core.tree import count_bytes, distance
 from fedapa.data.federated import Split
 from fedapa.methods.fedpac import FedPAC, aligned, combination, statistics
-from fedapa.task.task import Batch
+from fedapa.training.task import Batch
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ from fedapa.core.tree import count_bytes, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedper import FedPer
 from fedapa.methods.local_only import LocalOnly
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from fedapa.core.tree import count_bytes
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedphp import FedPHP, mmd, taught_features, taught_labels
-from fedapa.task.models import build_model
-from fedapa.task.task import Batch, Task, Training
+from fedapa.training.model import build_model
+from fedapa.training.task import Batch, Task, Training
 
 torch.set_num_threads(1)
 

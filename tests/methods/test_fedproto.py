@@ -11,8 +11,8 @@ from fedapa.core.tree import count_bytes, distance, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedproto import FedProto, attracted
 from fedapa.methods.local_only import LocalOnly
-from fedapa.task.local import Local
-from fedapa.task.task import Batch
+from fedapa.training.local import Local
+from fedapa.training.task import Batch
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ from fedapa.core.tree import count_bytes, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedprox import FedProx, pull
-from fedapa.task.models import build_model
-from fedapa.task.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.model import build_model
+from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
 
 torch.set_num_threads(1)
 

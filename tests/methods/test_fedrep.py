@@ -10,7 +10,7 @@ from few_classes import lenet_task, make_data, make_task, visit
 from fedapa.core.tree import count_bytes, equal
 from fedapa.data.federated import Split
 from fedapa.methods.fedrep import FedRep
-from fedapa.task.local import Local
+from fedapa.training.local import Local
 
 torch.set_num_threads(1)
 

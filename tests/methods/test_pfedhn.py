@@ -15,9 +15,9 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.pfedhn import PFedHN
-from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Task
+from fedapa.training.local import Local
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ from fedapa.config.load import check, training_of
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, entry, is_known, make
 from fedapa.methods.recipes import AUTHORS, COMMON, recipe
-from fedapa.task.task import Training
+from fedapa.training.task import Training
 
 
 @pytest.mark.parametrize("name", METHODS)

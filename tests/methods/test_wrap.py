@@ -21,9 +21,9 @@ from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.pfedhn import PFedHN
 from fedapa.methods.privacy import NOT_COVERED, from_json, told
-from fedapa.methods.wrap import Noised, Quantised, Top, Wrapped, account_of, pack, unpack
+from fedapa.methods.wrappers import Noised, Quantised, Top, Wrapped, account_of, pack, unpack
 from fedapa.streams import stream
-from fedapa.task.local import Entropy, Local, Normal
+from fedapa.training.local import Entropy, Local, Normal
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -171,7 +171,7 @@ def test_entropy_is_normal_and_never_infinite(monkeypatch: pytest.MonkeyPatch) -
     assert stats.kstest(drawn, "norm").pvalue > 1e-6
     for byte in (b"\0", b"\xff"):
         with monkeypatch.context() as patch:
-            patch.setattr("fedapa.task.local.secrets.token_bytes", lambda count, byte=byte: byte * count)
+            patch.setattr("fedapa.training.local.secrets.token_bytes", lambda count, byte=byte: byte * count)
             assert 8 < abs(float(Entropy().normal(1)[0])) < 9
 
 

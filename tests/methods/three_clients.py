@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fedapa.data.federated import Split
-from fedapa.task.local import Local
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.training.local import Local
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 SIZES = (12, 7, 5)
 

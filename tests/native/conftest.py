@@ -1,6 +1,6 @@
 import pytest
 
-from fedapa.native import available
+from fedapa.training.engines.native import available
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedapa.native import Shape
+from fedapa.training.engines.native import Shape
 
 CIFAR = Shape(3, 32, (6, 16), (120, 84))
 FMNIST = Shape(1, 28, (6, 16), (120, 84))

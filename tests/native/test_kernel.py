@@ -13,7 +13,7 @@ from nets import CIFAR, FMNIST, ODD, TINY, distance, extractor, flat, flat_grad,
 from torch import Tensor, nn
 
 from fedapa.errors import InputError, RunError
-from fedapa.native import Kernel, Shape, available, binding, shape_of
+from fedapa.training.engines.native import Kernel, Shape, available, binding, shape_of
 
 SHAPES = pytest.mark.parametrize("shape", [CIFAR, FMNIST, TINY, ODD], ids=["cifar", "fmnist", "tiny", "odd"])
 

@@ -5,15 +5,15 @@
 
 import pytest
 
-from fedapa.bench import images
+from fedapa.bench import image_data
 from fedapa.bench.numerics import agreement
-from fedapa.data import sources
+from fedapa.data.datasets import sources
 
 
 @pytest.mark.skipif(not sources.is_present("cifar10"), reason="cifar10 is not in the folder that FEDAPA_DATA names")
 def test_four_rounds_of_cifar10_end_where_torch_ends() -> None:
     """Three seeds pooled: of one small run the ratio of two drifts is mostly chance (0.9 to 1.6 over three seeds)."""
-    found = [agreement(images.unbalanced("cifar10", 8, 2_500, 4_000, seed), seed) for seed in range(3)]
+    found = [agreement(image_data.unbalanced("cifar10", 8, 2_500, 4_000, seed), seed) for seed in range(3)]
     assert all(a.native > 0 and a.layouts > 1e-6 for a in found), "the two layouts of torch are one"
     assert sum(a.native for a in found) <= 1.5 * sum(a.layouts for a in found)
     assert max(a.gap for a in found) <= 0.3  # points: 12 of the 4,000 test samples

@@ -28,13 +28,13 @@ import fedapa as fa
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.method import Method
-from fedapa.run import loop
-from fedapa.run.engines import one_thread
-from fedapa.run.loop import Plan, RoundLog, State
-from fedapa.run.transport import Record, Reply, Request, visit
-from fedapa.task.local import Job, Plain, Trained
-from fedapa.task.models import build_model
-from fedapa.task.task import Task, Training
+from fedapa.rounds import loop
+from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.transport import Record, Reply, Request, visit
+from fedapa.training.engines.choice import one_thread
+from fedapa.training.local import Job, Plain, Trained
+from fedapa.training.model import build_model
+from fedapa.training.task import Task, Training
 
 CLIENTS, BATCH, SEED = 8, 16, 0
 Epochs = deque[list[Tensor]]  # indices of the batches of every epoch that is still to be played

@@ -21,9 +21,9 @@ from verdict import EQUAL, Row, judge, relative
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
-from fedapa.task.local import Job
-from fedapa.task.models import factory
-from fedapa.task.task import Batch, Task, Training
+from fedapa.training.local import Job
+from fedapa.training.model import factory
+from fedapa.training.task import Batch, Task, Training
 
 ROOT = Path(__file__).parents[2]
 CHECKOUTS = [os.environ.get(name, "") for name in ("FEDAPA_PARITY_AUTHORS", "FEDAPA_PARITY_PFLLIB")]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedapa.analysis.client_similarity import clustered, groups, moved, partners, rank_correlation, similarity
 from fedapa.report import drawing, figures
-from fedapa.run.likeness import clustered, groups, moved, partners, rank_correlation, similarity
 
 
 def test_similarity_is_the_label_mass_in_common() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapa.analysis.run_reader import Gathered, gather, settings
 from fedapa.errors import InputError
 from fedapa.report import figures
-from fedapa.run.gather import Gathered, gather, settings
 from made_runs import Make, change
 
 HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]

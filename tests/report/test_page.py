@@ -10,9 +10,9 @@ import pytest
 
 from browser import BROKEN, OVERFLOW, PHONE, REPEATED, WIDE, Looker, address
 from command import Call
+from fedapa.analysis.run_reader import gather
 from fedapa.report import figures
 from fedapa.report.page import _tie_row, write
-from fedapa.run.gather import gather
 from made_runs import Make, change, make_run
 
 LOCAL = [[1, 2, 3], [2, 4, 6], [4, 5, 6]]

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from fedapa.core.tree import equal
 from fedapa.errors import RunError
-from fedapa.run import checkpoint
-from fedapa.run.checkpoint import Checkpoint, newest, read, write, write_atomically
-from fedapa.run.loop import State
-from fedapa.run.transport import Record
+from fedapa.rounds.loop import State
+from fedapa.rounds.transport import Record
+from fedapa.store import checkpoint
+from fedapa.store.checkpoint import Checkpoint, newest, read, write, write_atomically
 
 
 def point(round: int) -> Checkpoint:

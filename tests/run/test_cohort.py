@@ -16,12 +16,12 @@ from fedapa.data.federated import Split
 from fedapa.errors import RunError
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.fedavg import FedAvg
-from fedapa.run import cohort
-from fedapa.run.cohort import Work, cohorts, pass_together, play_together, schedule, train_together
-from fedapa.run.transport import InProcess, Reply, Request
-from fedapa.task.local import Engine, Job, Local, Loss, Pass, Plain, Trained, outputs, train
-from fedapa.task.models import build_model
-from fedapa.task.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.rounds.transport import InProcess, Reply, Request
+from fedapa.training.engines import vmap_engine
+from fedapa.training.engines.vmap_engine import Work, cohorts, pass_together, play_together, schedule, train_together
+from fedapa.training.local import Engine, Job, Local, Loss, Pass, Plain, Trained, outputs, train
+from fedapa.training.model import build_model
+from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case, Outcome
 from fedapa.verify.laws import _gap, _same
@@ -33,7 +33,7 @@ CLOSE = 5e-6  # between two orders of the same sums in float32, after the few ro
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients every vectorised piece of work had; a refusal by vmap is an error here."""
     seen: list[int] = []
-    plain = cohort.vectorise
+    plain = vmap_engine.vectorise
 
     def watched(group: Sequence[Work]) -> object:
         seen.append(len(group))
@@ -42,7 +42,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         except Exception as refusal:
             raise SystemExit(f"not vectorised: {refusal!r}") from refusal
 
-    monkeypatch.setattr(cohort, "vectorise", watched)
+    monkeypatch.setattr(vmap_engine, "vectorise", watched)
     return seen
 
 
@@ -59,7 +59,7 @@ def test_every_method_gives_the_numbers_of_the_plain_loop(name: str, together: l
 
 @pytest.mark.parametrize("name", METHODS)
 def test_three_workers_are_one_worker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cohort, "LARGEST", 2)  # so that there is more than one cohort to share out
+    monkeypatch.setattr(vmap_engine, "LARGEST", 2)  # so that there is more than one cohort to share out
     case = Case(make(name), engine="vmap")
     _same(case.run(), case.run(workers=3), "one worker and three workers")
 
@@ -195,7 +195,7 @@ def test_passes_over_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = ask(Training(), cross_entropy, (5, 0, 12, 1))
     passes = [Pass(Task.predict, job.task, job.params, job.data.x) for job in jobs]
     for limit in (10**6, 4 * 4 * 3):  # all at once, and three samples of each at a time
-        monkeypatch.setattr(cohort, "PASS_LIMIT", limit)
+        monkeypatch.setattr(vmap_engine, "PASS_LIMIT", limit)
         for wanted, found in zip(passes, pass_together(passes), strict=True):
             assert found.shape == (len(wanted.x), 3)
             assert torch.allclose(found, outputs(wanted), atol=1e-6)
@@ -269,7 +269,7 @@ def guarded(client: Tree, local: Local) -> Tree:
 
 
 def often(client: Tree, local: Local) -> Tree:
-    for _ in range(cohort.MOST_PAUSES + 5):
+    for _ in range(vmap_engine.MOST_PAUSES + 5):
         client = local.sgd(cross_entropy, client, steps=1)
     return client
 
@@ -319,7 +319,7 @@ def exchange(error: BaseException, bad: int, workers: int = 1) -> list[Reply]:
 def test_an_exception_of_one_client_comes_up(
     error: BaseException, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cohort, "LARGEST", 2)
+    monkeypatch.setattr(vmap_engine, "LARGEST", 2)
     with pytest.raises(type(error)):
         exchange(error, 2, workers)
 

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 import fedapa as fa
 from fedapa.data.federated import Federated
-from fedapa.run import engines, ledger
-from fedapa.run.engines import Engine, Measured, kept_engine, vmap_is_faster
-from fedapa.run.simulate import make_task
-from fedapa.task.task import Training
+from fedapa.simulation import make_task
+from fedapa.store import run_db
+from fedapa.store.run_folder import kept_engine
+from fedapa.training.engines import choice
+from fedapa.training.engines.choice import Engine, Measured, vmap_is_faster
+from fedapa.training.engines.native import available
+from fedapa.training.task import Training
 
 
 def data(clients: int = 9, shape: tuple[int, ...] = (4,)) -> Federated:
@@ -52,7 +55,7 @@ def test_a_model_that_cannot_be_vectorised_is_refused_with_the_reason(why: str) 
 @pytest.mark.parametrize(("clients", "faster", "engine"), [(9, 2.0, "vmap"), (9, 0.5, "torch"), (7, 2.0, "torch")])
 def test_auto_takes_what_is_faster(clients: int, faster: float, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1e-3, 1e-3, *(faster, 1.0) * 3])
-    monkeypatch.setattr(engines, "seconds", lambda work: next(times))
+    monkeypatch.setattr(choice, "seconds", lambda work: next(times))
     vmap_is_faster.cache_clear()
     assert make_task(data(clients), "mlp").engine == engine
     assert make_task(data(clients), "mlp").engine == engine  # measured once: there are no more times
@@ -61,15 +64,15 @@ def test_auto_takes_what_is_faster(clients: int, faster: float, engine: str, mon
 
 def test_long_steps_are_not_measured_any_further(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.1, 0.1])
-    monkeypatch.setattr(engines, "seconds", lambda work: next(times))
+    monkeypatch.setattr(choice, "seconds", lambda work: next(times))
     vmap_is_faster.cache_clear()
     assert make_task(data(), "mlp").engine == "torch"
     vmap_is_faster.cache_clear()
 
 
-@pytest.mark.skipif(not fa.native.available()[0], reason="the kernel is not built")
+@pytest.mark.skipif(not available()[0], reason="the kernel is not built")
 def test_auto_takes_native_where_the_kernel_knows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "vmap_is_faster", lambda measured: True)
+    monkeypatch.setattr(choice, "vmap_is_faster", lambda measured: True)
     images = data(shape=(1, 16, 16))
     found = [make_task(images, "lenet5", engine=engine).engine for engine in ("auto", "torch", "vmap", "native")]
     assert found == ["native", "torch", "vmap", "native"]
@@ -89,14 +92,14 @@ def test_a_resumed_run_keeps_its_engine(first: Engine, tmp_path: Path, monkeypat
     words = {"method": "fedapa", "data": data(), "model": "mlp", "lr": 0.1, "batch": 8}
     whole = fa.fit(**words, rounds=4, engine=first)  # type: ignore[arg-type]
     stop = StopAfter(2)
-    monkeypatch.setattr(engines, "vmap_is_faster", lambda measured: first == "vmap")
+    monkeypatch.setattr(choice, "vmap_is_faster", lambda measured: first == "vmap")
     with pytest.raises(KeyboardInterrupt):
         fa.fit(**words, rounds=4, out=tmp_path, progress=stop)  # type: ignore[arg-type]
-    monkeypatch.setattr(engines, "vmap_is_faster", lambda measured: first != "vmap")
+    monkeypatch.setattr(choice, "vmap_is_faster", lambda measured: first != "vmap")
     resumed = fa.fit(**words, rounds=4, out=tmp_path)  # type: ignore[arg-type]
     assert resumed.task.engine == first
-    with ledger.reading(tmp_path / "run.db") as db:
-        assert ledger.meta(db)["engine"] == first
+    with run_db.reading(tmp_path / "run.db") as db:
+        assert run_db.meta(db)["engine"] == first
     assert all(torch.equal(resumed.state.server[k], whole.state.server[k]) for k in whole.state.server)
     assert kept_engine("native", tmp_path) == "native"
     with pytest.raises(fa.InputError, match=f"its engine is {first}, not"):

@@ -15,11 +15,11 @@ import fedapa as fa
 from fedapa.core.tree import Tree
 from fedapa.errors import RunError
 from fedapa.methods.fedavg import FedAvg
-from fedapa.native import available
-from fedapa.run.engines import Engine
-from fedapa.run.evaluate import summarise
-from fedapa.run.loop import Plan
-from fedapa.task.task import Task
+from fedapa.rounds.evaluation import summarise
+from fedapa.rounds.loop import Plan
+from fedapa.training.engines.choice import Engine
+from fedapa.training.engines.native import available
+from fedapa.training.task import Task
 
 
 def test_five_numbers_of_three_clients() -> None:

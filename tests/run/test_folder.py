@@ -14,9 +14,9 @@ from toy import Toy, play, toy_data
 import fedapa as fa
 from fedapa.core.tree import equal
 from fedapa.errors import InputError, RunError
-from fedapa.run import checkpoint, folder, ledger
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import Result
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import Result
+from fedapa.store import checkpoint, run_db, run_folder
 
 ROUNDS = 5
 
@@ -38,7 +38,7 @@ def fit(out: Path | None, method: str = "fedapa", **changes: object) -> Result:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    assert ledger.numbers(one / "run.db") == ledger.numbers(other / "run.db")
+    assert run_db.numbers(one / "run.db") == run_db.numbers(other / "run.db")
     names = sorted(path.name for path in (one / "checkpoints").iterdir())
     last = names[-1]
     assert (one / "checkpoints" / last).read_bytes() == (other / "checkpoints" / last).read_bytes()
@@ -72,20 +72,20 @@ def test_checkpoint_every(tmp_path: Path, every: int, kept: list[int]) -> None:
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     with pytest.raises(RunError):
         play(Toy(nan=(0, 1, 2, 3)), toy_data(), Plan(2), folder=tmp_path)
-    assert folder.status(tmp_path) == "failed"
-    with ledger.reading(tmp_path / "run.db") as db:
-        assert "every upload was refused" in ledger.meta(db)["reason"]
+    assert run_folder.status(tmp_path) == "failed"
+    with run_db.reading(tmp_path / "run.db") as db:
+        assert "every upload was refused" in run_db.meta(db)["reason"]
     assert "failed: round 1: every upload" in (tmp_path / "log.txt").read_text()
 
 
 def test_runs_are_found_at_and_right_below_a_folder(tmp_path: Path) -> None:
     for name in ("b", "a", "empty"):
         (tmp_path / name).mkdir()
-    folder.create(tmp_path / "b", "x")
+    run_folder.create(tmp_path / "b", "x")
     (tmp_path / "a" / "run.db").touch()
-    assert folder.runs_under(tmp_path) == [tmp_path / "a", tmp_path / "b"]
-    assert folder.runs_under(tmp_path / "b") == [tmp_path / "b"]
-    assert folder.runs_under(tmp_path / "empty") == folder.runs_under(tmp_path / "nowhere") == []
+    assert run_folder.runs_under(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert run_folder.runs_under(tmp_path / "b") == [tmp_path / "b"]
+    assert run_folder.runs_under(tmp_path / "empty") == run_folder.runs_under(tmp_path / "nowhere") == []
 
 
 # ------------------------------------------------------------------------------------------------------------- lock
@@ -134,14 +134,14 @@ def test_a_crash_at_any_point_loses_nothing(
 
     with monkeypatch.context() as patch:
         if where == "before the numbers":
-            patch.setattr(ledger.Ledger, "record", crash_at(ledger.Ledger.record, round))
+            patch.setattr(run_db.Ledger, "record", crash_at(run_db.Ledger.record, round))
         else:
             patch.setattr(checkpoint, "write", crash_at(checkpoint.write, round, where.startswith("after")))
         with pytest.raises(Crash):
             fit(tmp_path)
-    assert folder.status(tmp_path) == "running"
+    assert run_folder.status(tmp_path) == "running"
     fit(tmp_path)
-    assert folder.status(tmp_path) == "finished"
+    assert run_folder.status(tmp_path) == "finished"
     assert_same(tmp_path, whole)
 
 
@@ -163,7 +163,7 @@ def test_damaged_checkpoints_all_over_are_an_error_and_not_a_new_start(tmp_path:
 
 
 def test_half_written_files_are_cleared_away(tmp_path: Path) -> None:
-    folder.make_folder(tmp_path / "checkpoints")
+    run_folder.make_folder(tmp_path / "checkpoints")
     litter = [tmp_path / ".env.json.1.part", tmp_path / "checkpoints" / ".round-000001.safetensors.1.part"]
     for path in litter:
         path.write_text("half")
@@ -184,7 +184,7 @@ def test_a_full_disk_is_a_run_error_and_resume_goes_on(
         patch.setattr(checkpoint, "write_atomically", full)
         with pytest.raises(RunError, match="No space left"):
             fit(tmp_path)
-    assert folder.status(tmp_path) == "failed"
+    assert run_folder.status(tmp_path) == "failed"
     fit(tmp_path)
     assert_same(tmp_path, whole)
 
@@ -193,9 +193,9 @@ def test_a_full_disk_is_a_run_error_and_resume_goes_on(
 
 
 def test_fitting_again_in_a_finished_folder_gives_the_same_result(tmp_path: Path) -> None:
-    first, before = fit(tmp_path), ledger.numbers(tmp_path / "run.db")
+    first, before = fit(tmp_path), run_db.numbers(tmp_path / "run.db")
     again = fit(tmp_path)
-    assert ledger.numbers(tmp_path / "run.db") == before
+    assert run_db.numbers(tmp_path / "run.db") == before
     assert first.curve("after") == again.curve("after")
     assert len(again.logs) == ROUNDS
     assert equal(first.state.server, again.state.server)
@@ -207,8 +207,8 @@ def test_fitting_again_in_a_finished_folder_gives_the_same_result(tmp_path: Path
 )
 def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, other: dict[str, object]) -> None:
     fit(tmp_path)
-    before = ledger.numbers(tmp_path / "run.db")
+    before = run_db.numbers(tmp_path / "run.db")
     with pytest.raises(InputError, match="holds another run"):
         fit(tmp_path, **other)  # type: ignore[arg-type]
-    assert ledger.numbers(tmp_path / "run.db") == before
-    assert folder.status(tmp_path) == "finished"
+    assert run_db.numbers(tmp_path / "run.db") == before
+    assert run_folder.status(tmp_path) == "finished"

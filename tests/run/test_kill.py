@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from command import SMALL, Call, started, wait_for
 from fedapa.core.tree import digest
-from fedapa.run import folder, ledger
+from fedapa.store import run_db, run_folder
 
 ROUNDS = 6
 METHODS = ("fedapa", "fedavg", "local")
@@ -38,8 +38,8 @@ def kill_when(happened: Callable[[], bool], delay: float, *words: object) -> Non
 def assert_as_if_nothing_had_happened(out: Path, undisturbed: Path) -> None:
     for method in METHODS:
         mine, whole = out / f"{method}-seed0", undisturbed / f"{method}-seed0"
-        assert folder.status(mine) == "finished"
-        assert ledger.numbers(mine / "run.db") == ledger.numbers(whole / "run.db")
+        assert run_folder.status(mine) == "finished"
+        assert run_db.numbers(mine / "run.db") == run_db.numbers(whole / "run.db")
         name = f"checkpoints/round-{ROUNDS:06d}.safetensors"
         assert (mine / name).read_bytes() == (whole / name).read_bytes()
         with safe_open(mine / name, framework="pt") as file:
@@ -69,7 +69,7 @@ def test_kill_9_and_resume(fedapa: Call, process: Call, config: Path, undisturbe
     middle = random.uniform(0, 0.05)  # a round takes about this long
     kill_when((apa / "run.db").exists, 0, *run)  # as it begins
     kill_when(said(apa, "round 3/"), middle, "resume", out)  # in the middle of a round
-    assert folder.status(apa) in ("running", "planned")
+    assert run_folder.status(apa) in ("running", "planned")
     if every == 1:
         kill_when(said(avg, "round 2/"), middle, "resume", out)  # in the middle of the second run
         assert fedapa("compare", out).code == 0  # a run that was cut off can be looked at
@@ -84,7 +84,7 @@ def test_ctrl_c_says_how_to_go_on(fedapa: Call, config: Path, undisturbed: Path)
         with started("run", config, "--out", out) as process:
             wait_for(said(out / "fedapa-seed0", "round 2/"), process)
             process.send_signal(signal.SIGSTOP)  # frozen, so that it cannot finish before it is interrupted
-            under_way = any(folder.status(run) != "finished" for run in folder.runs_under(out))
+            under_way = any(run_folder.status(run) != "finished" for run in run_folder.runs_under(out))
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGCONT)
             printed, complaint = process.communicate(timeout=600)
@@ -108,4 +108,4 @@ def test_a_second_process_is_refused_while_the_first_runs(fedapa: Call, config: 
         answer = fedapa("resume", out)
     assert answer.code == 2
     assert "in use by another process" in answer.err
-    assert folder.status(out / "local-seed0") == "running"
+    assert run_folder.status(out / "local-seed0") == "running"

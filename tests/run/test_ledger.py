@@ -11,8 +11,8 @@ import pytest
 from toy import TESTS, Toy, play, rights, toy_data
 
 from fedapa.errors import InputError, RunError
-from fedapa.run import folder, ledger
-from fedapa.run.loop import Plan
+from fedapa.rounds.loop import Plan
+from fedapa.store import run_db, run_folder
 
 COLUMNS = {
     "meta": ["key", "value"],
@@ -44,7 +44,7 @@ def test_the_schema(run: Path) -> None:
 
 
 def test_rows_by_hand(run: Path) -> None:
-    found = ledger.numbers(run)
+    found = run_db.numbers(run)
     assert found["client"] == [(i, str(i), 2, sum(TESTS[i]), 0, "1,1,0,0,0") for i in range(4)]
     assert found["round"] == [(t, 3, 4 * 28, 3 * 4) for t in range(3)]
     phases = [(t, p, "test") for t in (0, 2) for p in ("after", "before")]
@@ -60,22 +60,22 @@ def test_rows_by_hand(run: Path) -> None:
 
 def test_a_finished_run_is_one_plain_file(run: Path) -> None:
     assert [path.name for path in run.parent.glob("run.db*")] == ["run.db"]
-    with ledger.reading(run) as db:
-        about = ledger.meta(db)
+    with run_db.reading(run) as db:
+        about = run_db.meta(db)
         assert about["status"] == "finished"
         assert about["label"] == "toy"
-        assert ledger.bytes_per_visit(db) == 32
-        assert ledger.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
-        assert ledger.last_counts(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
-        assert ledger.last_counts(db, "after").tolist() == ledger.client_counts(db, 3, "after").tolist()
-        assert [t for t, _ in ledger.curve(db, "after")] == [1, 3]
-        assert [t for t, _ in ledger.curve(db, "before")] == [0, 2, 3]
+        assert run_db.bytes_per_visit(db) == 32
+        assert run_db.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
+        assert run_db.last_counts(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
+        assert run_db.last_counts(db, "after").tolist() == run_db.client_counts(db, 3, "after").tolist()
+        assert [t for t, _ in run_db.curve(db, "after")] == [1, 3]
+        assert [t for t, _ in run_db.curve(db, "before")] == [0, 2, 3]
 
 
 def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:
     told = play(Toy(nan=(3,)), toy_data(), Plan(3, evaluate_every=2), folder=tmp_path).logs
-    with ledger.reading(tmp_path / "run.db") as db:
-        found = ledger.logs(db)
+    with run_db.reading(tmp_path / "run.db") as db:
+        found = run_db.logs(db)
     for a, b in zip(told, found, strict=True):
         assert (a.round, sorted(a.trained), a.down_bytes, a.up_bytes) == (b.round, b.trained, b.down_bytes, b.up_bytes)
         assert a.events == b.events
@@ -89,8 +89,8 @@ def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:
     seen = []
 
     def look(log: object) -> None:
-        with ledger.reading(tmp_path / "run.db") as db:
-            seen.append(len(ledger.curve(db, "after")))
+        with run_db.reading(tmp_path / "run.db") as db:
+            seen.append(len(run_db.curve(db, "after")))
 
     play(Toy(), toy_data(), Plan(3), folder=tmp_path, progress=look)
     assert seen == [1, 2, 3]
@@ -100,17 +100,17 @@ def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:
 def test_garbage_is_not_a_ledger(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.db").write_bytes(content)
     with pytest.raises(InputError, match="not a readable run"):
-        folder.status(tmp_path)
+        run_folder.status(tmp_path)
     with pytest.raises(RunError, match=r"run\.db"):
-        ledger.Ledger(tmp_path / "run.db")
+        run_db.Ledger(tmp_path / "run.db")
 
 
 def test_a_process_killed_while_it_made_the_file_leaves_a_planned_run(tmp_path: Path) -> None:
     (tmp_path / "run.db").touch()
-    assert folder.status(tmp_path) == "planned"
-    assert folder.rounds_done(tmp_path) == 0
+    assert run_folder.status(tmp_path) == "planned"
+    assert run_folder.rounds_done(tmp_path) == 0
     play(Toy(), toy_data(), Plan(2), folder=tmp_path)
-    assert folder.status(tmp_path) == "finished"
+    assert run_folder.status(tmp_path) == "finished"
 
 
 def test_a_transaction_cut_off_by_a_kill_is_rolled_back_by_whoever_reads(run: Path, tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_a_transaction_cut_off_by_a_kill_is_rolled_back_by_whoever_reads(run: Pa
         db.rollback()
     assert (killed / "run.db-journal").stat().st_size > 0
     assert (killed / "run.db").stat().st_size > whole.stat().st_size
-    assert ledger.is_begun(killed / "run.db")
-    with ledger.reading(killed / "run.db") as mine, ledger.reading(whole) as untouched:
-        assert ledger.meta(mine) == ledger.meta(untouched)
+    assert run_db.is_begun(killed / "run.db")
+    with run_db.reading(killed / "run.db") as mine, run_db.reading(whole) as untouched:
+        assert run_db.meta(mine) == run_db.meta(untouched)
 
 
 def test_a_missing_ledger(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"), ledger.reading(tmp_path / "run.db"):
+    with pytest.raises(InputError, match="does not exist"), run_db.reading(tmp_path / "run.db"):
         pass

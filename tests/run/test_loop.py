@@ -9,8 +9,8 @@ import pytest
 from toy import CLASSES, TESTS, Toy, play, rights, toy_data
 
 from fedapa.errors import InputError, RunError
-from fedapa.run.loop import Plan, draw
-from fedapa.run.transport import InProcess, Reply, Request
+from fedapa.rounds.loop import Plan, draw
+from fedapa.rounds.transport import InProcess, Reply, Request
 
 ALL = (1.0, 1.0)
 TOTALS = [sum(row) for row in TESTS]
@@ -173,7 +173,7 @@ class Silent(InProcess):
 
 @pytest.mark.parametrize("schedule", ["parallel", "sequential"])
 def test_an_absent_client_is_noted_and_changes_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedapa.run.simulate.InProcess", Deaf)
+    monkeypatch.setattr("fedapa.simulation.InProcess", Deaf)
     result = play(Toy(), toy_data(), Plan(2, ALL, schedule))  # type: ignore[arg-type]
     for t, log in enumerate(result.logs):
         assert sorted(log.trained) == [0, 2, 3]
@@ -185,7 +185,7 @@ def test_an_absent_client_is_noted_and_changes_nothing(schedule: str, monkeypatc
 
 
 def test_a_round_without_any_answer_leaves_the_server_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedapa.run.simulate.InProcess", Silent)
+    monkeypatch.setattr("fedapa.simulation.InProcess", Silent)
     result = play(Toy(), toy_data(), Plan(2, ALL))
     assert result.state.server["w"].item() == 0
     assert [event.kind for event in result.logs[0].events] == ["absent"] * 4 + ["empty"]

@@ -16,18 +16,19 @@ import torch
 
 import fedapa as fa
 from command import Call
+from fedapa.analysis import run_results
 from fedapa.config.experiment import config_hash, execute, lay_out, single
 from fedapa.config.load import load
-from fedapa.config.schema import Config
-from fedapa.run import ledger, provenance, results
+from fedapa.config.sections import Config
+from fedapa.store import provenance, run_db
 from fedapa.version import NUMERICS
 
 ROOT = Path(__file__).parents[2]
 
 
 def meta(run: Path) -> dict[str, str]:
-    with ledger.reading(run / "run.db") as db:
-        return ledger.meta(db)
+    with run_db.reading(run / "run.db") as db:
+        return run_db.meta(db)
 
 
 def write_meta(run: Path, *statements: str) -> None:
@@ -50,16 +51,16 @@ def test_a_run_keeps_where_its_numbers_come_from(small: Path, tmp_path: Path) ->
     assert found["processor"].endswith(torch.backends.cpu.get_cpu_capability())
     assert found["library"] in ("torch", "vmap")
     assert found["config"] == config_hash(single(config, "fedapa", 0))
-    read = results.read(run)
+    read = run_results.read(run)
     assert read is not None
     assert read.provenance == provenance.read(found)
-    (again,) = results.from_dicts(json.loads(json.dumps(results.as_dicts([read]), default=str)))
+    (again,) = run_results.from_dicts(json.loads(json.dumps(run_results.as_dicts([read]), default=str)))
     assert (again.provenance, again.partition) == (read.provenance, found["partition"])
 
 
 def test_the_native_engine_is_named_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedapa.native import available
-    from fedapa.run.simulate import make_task
+    from fedapa.simulation import make_task
+    from fedapa.training.engines.native import available
 
     if not available()[0]:
         pytest.skip("the native engine is not built here")
@@ -73,7 +74,7 @@ def test_results_from_before_are_numerics_1_and_unknown(tmp_path: Path) -> None:
     rows = json.loads((ROOT / "experiments" / "results" / "table2.json").read_text())["runs"]
     for row in rows:
         row.pop("provenance", None)
-    assert {run.provenance for run in results.from_dicts(rows)} == {provenance.Provenance()}
+    assert {run.provenance for run in run_results.from_dicts(rows)} == {provenance.Provenance()}
     assert provenance.Provenance().numerics == 1
 
 
@@ -202,13 +203,13 @@ def test_a_run_of_another_numerics_version_is_not_resumed(
     write_meta(run, "UPDATE meta SET value = 'running' WHERE key = 'status'", "DELETE FROM meta WHERE key = 'numerics'")
     if began is not None:
         write_meta(run, f"INSERT INTO meta VALUES ('numerics', '{began}')")
-    before = ledger.numbers(run / "run.db")
+    before = run_db.numbers(run / "run.db")
     answer = fedapa("resume", out)
     assert answer.code == 2
     assert f"begun under numerics version {began or 1}; this is version {NUMERICS}" in answer.err
     assert "hint: run it again in a new folder, or finish it with fedapa" in answer.err
     assert meta(run)["commit"] in answer.err
-    assert ledger.numbers(run / "run.db") == before
+    assert run_db.numbers(run / "run.db") == before
 
 
 def test_runs_of_different_numerics_versions_are_named_and_not_paired(

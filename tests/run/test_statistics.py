@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fedapa.run import statistics
-from fedapa.run.statistics import exact, holm, interval, paired_p, ranks, share
+from fedapa.analysis import statistics
+from fedapa.analysis.statistics import exact, holm, interval, paired_p, ranks, share
 
 
 def test_interval_of_three_allocations() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedapa.errors import InputError
-from fedapa.run import wire
+from fedapa.federation import manifest
 
 UP = {"theta": torch.zeros(5), "n": torch.zeros(1)}
 
@@ -13,12 +13,12 @@ UP = {"theta": torch.zeros(5), "n": torch.zeros(1)}
 @pytest.fixture
 def agreed(tmp_path: Path) -> Path:
     path = tmp_path / "wire.json"
-    wire.write(path, wire.agreement("north", "fedavg", [({"theta": torch.zeros(5)}, UP)], ["names of columns"]))
+    manifest.write(path, manifest.agreement("north", "fedavg", [({"theta": torch.zeros(5)}, UP)], ["names of columns"]))
     return path
 
 
 def test_what_is_listed_may_leave(agreed: Path) -> None:
-    found = wire.read(agreed)
+    found = manifest.read(agreed)
     assert found["up"] == [
         [
             {"name": "theta", "shape": [5], "dtype": "float32", "bytes": 20},
@@ -26,8 +26,8 @@ def test_what_is_listed_may_leave(agreed: Path) -> None:
         ]
     ]
     assert found["bytes_up_per_round"] == 24
-    wire.check(found, "fedavg", UP)
-    wire.check(found, "fedavg", {"theta": torch.ones(5)})  # less than agreed is no harm
+    manifest.check(found, "fedavg", UP)
+    manifest.check(found, "fedavg", {"theta": torch.ones(5)})  # less than agreed is no harm
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def test_what_is_listed_may_leave(agreed: Path) -> None:
     ],
 )
 def test_anything_else_is_refused(agreed: Path, up: dict[str, torch.Tensor], said: str) -> None:
-    with pytest.raises(wire.Refused, match=said) as caught:
-        wire.check(wire.read(agreed), "fedavg", up)
+    with pytest.raises(manifest.Refused, match=said) as caught:
+        manifest.check(manifest.read(agreed), "fedavg", up)
     assert caught.value.exit_code == 2
 
 
 def test_another_method_is_refused(agreed: Path) -> None:
-    with pytest.raises(wire.Refused, match="the server plays fedapa, this site agreed to fedavg"):
-        wire.check(wire.read(agreed), "fedapa", UP)
+    with pytest.raises(manifest.Refused, match="the server plays fedapa, this site agreed to fedavg"):
+        manifest.check(manifest.read(agreed), "fedapa", UP)
 
 
 def test_a_method_that_sends_nothing() -> None:
-    silent = wire.agreement("north", "local", [({}, {})], [])
-    wire.check(silent, "local", {})
-    with pytest.raises(wire.Refused, match="theta is not listed"):
-        wire.check(silent, "local", UP)
+    silent = manifest.agreement("north", "local", [({}, {})], [])
+    manifest.check(silent, "local", {})
+    with pytest.raises(manifest.Refused, match="theta is not listed"):
+        manifest.check(silent, "local", UP)
 
 
 def test_an_edited_file_is_found_out(agreed: Path) -> None:
@@ -61,13 +61,13 @@ def test_an_edited_file_is_found_out(agreed: Path) -> None:
     content["up"][0][0]["shape"] = [6]
     agreed.write_text(json.dumps(content))
     with pytest.raises(InputError, match="was edited after it was written"):
-        wire.read(agreed)
+        manifest.read(agreed)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_what_is_no_wire_json(agreed: Path, text: str) -> None:
     agreed.write_text(text)
     with pytest.raises(InputError):
-        wire.read(agreed)
+        manifest.read(agreed)
     with pytest.raises(InputError, match="cannot read"):
-        wire.read(agreed.with_name("gone.json"))
+        manifest.read(agreed.with_name("gone.json"))

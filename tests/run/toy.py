@@ -12,10 +12,10 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.methods.method import Method
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import Result, make_task, simulate
-from fedapa.task.local import Local
-from fedapa.task.task import Task
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import Result, make_task, simulate
+from fedapa.training.local import Local
+from fedapa.training.task import Task
 
 CLASSES = 5
 # How often every class is in the test data of clients 0 to 3.

@@ -14,14 +14,14 @@ from PIL import Image
 from scipy import stats
 
 from command import Call
+from fedapa.analysis.personalized_model import last_checkpoint
 from fedapa.config.experiment import assemble, read_config
 from fedapa.data.federated import ClientData, Split
 from fedapa.data.sites import Sites
-from fedapa.run import wire
-from fedapa.run.personal import last_checkpoint
-from fedapa.site.deliver import flaw_of
-from fedapa.site.model import read_model
-from fedapa.site.silo import Scored, doubts, readable, table
+from fedapa.federation import manifest
+from fedapa.site.export_models import flaw_of
+from fedapa.site.silo_scores import Scored, doubts, readable, table
+from fedapa.site.site_model import read_model
 from hospitals import write_hospital, write_hospitals
 
 
@@ -206,13 +206,13 @@ def test_dry_run_lists_what_would_leave(fedapa: Call, tmp_path: Path) -> None:
     config = write_hospitals(tmp_path)
     answer = fedapa("site", "dry-run", config, "--site", "south")
     assert answer.code == 0, answer.err
-    agreed = wire.read(tmp_path / "wire.json")
+    agreed = manifest.read(tmp_path / "wire.json")
     inputs = 5  # age, age missing, marker, two wards
     theta = inputs * 64 + 64 + 64 * 64 + 64
     assert agreed["up"] == [[{"name": "theta", "shape": [theta], "dtype": "float32", "bytes": 4 * theta}]]
     assert "the server; others get mixtures of it" in answer.out
     assert "alone, 33 train and 11 test rows: accuracy" in answer.out
-    wire.check(agreed, "fedapa", {"theta": torch.zeros(theta)})
+    manifest.check(agreed, "fedapa", {"theta": torch.zeros(theta)})
     several = fedapa("site", "dry-run", config)
     assert (several.code, "--site one of 'north', 'south'" in several.err) == (2, True)
     nothing = fedapa("site", "dry-run", config, "--site", "south", "--method", "local")
@@ -368,7 +368,7 @@ def test_sites_of_a_config_are_beside_it(fedapa: Call, tmp_path: Path) -> None:
 
 
 def test_words_of_a_config_are_those_of_sites() -> None:
-    from fedapa.config.schema import SitesConfig
+    from fedapa.config.sections import SitesConfig
 
     assert set(SitesConfig.model_fields) == set(vars(Sites()))
 
@@ -445,7 +445,7 @@ def test_onboarding_leaves_the_others_alone(done: Path, fedapa: Call, tmp_path: 
     assert list(found["weights"]) == ["north", "south", "west"]
     assert sum(found["weights"].values()) == pytest.approx(1.0, abs=1e-4)
     assert (run / "run.db").read_bytes() == before
-    from fedapa.run import checkpoint
+    from fedapa.store import checkpoint
 
     old = last_checkpoint(run, 3)
     new = checkpoint.newest(tmp_path / "joined" / "checkpoints")

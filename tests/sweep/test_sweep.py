@@ -18,9 +18,9 @@ from command import SMALL, Call, started, wait_for
 from fedapa.config.grid import laid_over, load_scenarios
 from fedapa.config.load import load
 from fedapa.errors import InputError
-from fedapa.run import folder, ledger
-from fedapa.sweep import cost, sweep
-from fedapa.sweep.store import NAME, Planned, Store
+from fedapa.store import run_db, run_folder
+from fedapa.sweep import cost, runner
+from fedapa.sweep.sweep_db import NAME, Planned, Store
 
 GRID = (
     SMALL.replace("epochs = 1", "epochs = 3").replace("rounds = 3", 'rounds = 5\nengine = "torch"')
@@ -47,13 +47,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole")
     path = out / "grid.toml"
     path.write_text(GRID)
-    for run in sweep.lay_out_all(list(load_scenarios(str(path)).items()), out):
+    for run in runner.lay_out_all(list(load_scenarios(str(path)).items()), out):
         execute(run)
     return out
 
 
 def finished(out: Path) -> list[Path]:
-    return [run for run in folder.runs_under(out) if folder.status(run) == "finished"]
+    return [run for run in run_folder.runs_under(out) if run_folder.status(run) == "finished"]
 
 
 def sessions(run: Path) -> int:
@@ -76,7 +76,7 @@ def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed:
             os.kill(killed.pid, signal.SIGKILL)  # the parent alone: its workers have to notice
             killed.wait()
         deadline = time.monotonic() + 30
-        while any(folder.status(run) == "running" and folder.in_use(run) for run in folder.runs_under(out)):
+        while any(run_folder.status(run) == "running" and run_folder.in_use(run) for run in run_folder.runs_under(out)):
             assert time.monotonic() < deadline, "a worker outlived its sweep"
             time.sleep(0.01)
         assert {run: sessions(run) for run in before} == before  # what was finished is left alone
@@ -84,10 +84,10 @@ def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed:
     assert answer.code == 0
     assert len(json.loads(answer.out)["runs"]) == 6
     assert set(states(out).values()) == {"finished"}
-    for run in folder.runs_under(out):
+    for run in run_folder.runs_under(out):
         whole = undisturbed / run.relative_to(out)
-        assert ledger.numbers(run / "run.db") == ledger.numbers(whole / "run.db")
-    kept = json.loads((out / sweep.RESULTS).read_text())["runs"]
+        assert run_db.numbers(run / "run.db") == run_db.numbers(whole / "run.db")
+    kept = json.loads((out / runner.RESULTS).read_text())["runs"]
     assert sorted((run["scenario"], run["label"]) for run in kept) == [
         (scenario, method) for scenario in ("few", "many") for method in ("fedapa", "fedavg", "local")
     ]
@@ -107,7 +107,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(grid: Path, tmp_path
     out = tmp_path / "out"
     broken = out / "few" / "fedavg-seed0"
     assert fedapa("sweep", grid, "--out", out, "--only", "few/local*").code == 0
-    paths = sweep.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")
+    paths = runner.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")
     (broken / "run.db").write_text("no database")
     answer = fedapa("sweep", grid, "--out", out, "--only", "few/*")
     assert answer.code == 1
@@ -234,7 +234,7 @@ def test_epochs_of_a_method_of_its_own_count_in_its_cost(grid: Path) -> None:
 
 def test_a_run_that_was_cut_off_is_not_said_to_be_running(grid: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    paths = sweep.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")
+    paths = runner.lay_out_all(list(load_scenarios(str(grid)).items()), out, "few/*")
     store = Store(out)
     store.plan([Planned(f"few/{path.name}", "few", path.name.partition("-")[0], 0, 5) for path in paths])
     for path in paths[:2]:
@@ -243,11 +243,11 @@ def test_a_run_that_was_cut_off_is_not_said_to_be_running(grid: Path, tmp_path: 
     class Enough(Exception):
         pass
 
-    def stop(now: sweep.Progress) -> None:
+    def stop(now: runner.Progress) -> None:
         raise Enough
 
     with open(paths[0] / ".lock", "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # a process is at this one
         with pytest.raises(Enough):  # before the first run starts
-            sweep.play(out, paths, 1, stop)
+            runner.play(out, paths, 1, stop)
     assert list(states(out).values()) == ["running", "planned", "planned"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
-from fedapa.task.local import Local, clipped, count_correct
-from fedapa.task.models import SplitModel, build_model
-from fedapa.task.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.local import Local, clipped, count_correct
+from fedapa.training.model import SplitModel, build_model
+from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
 
 
 def small_task(training: Training, model: SplitModel | None = None) -> Task:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedapa.errors import InputError
-from fedapa.task.models import MODELS, SplitModel, build_model
+from fedapa.training.model import MODELS, SplitModel, build_model
 
 
 @pytest.mark.parametrize(

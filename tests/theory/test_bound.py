@@ -14,12 +14,12 @@ from torch import Tensor
 from fedapa.core.tree import digest
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import simulate
-from fedapa.task.task import Training
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import simulate
 from fedapa.theory import PROBLEMS, Constants, Steps, bound, corrected, measure, printed
 from fedapa.theory.problem import CLASSES, FEATURES, HIDDEN, SAMPLES, Problem
-from fedapa.theory.watch import Round, play
+from fedapa.theory.trace import Round, play
+from fedapa.training.task import Training
 
 WHOLE = Training(0.5, 0.0, SAMPLES, 5, keep_momentum=False)  # all samples in every step: nothing is left to chance
 

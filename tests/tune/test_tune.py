@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from command import SMALL, Call, started, wait_for
+from fedapa.analysis import run_results
 from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError, RunError
-from fedapa.run import folder, results
+from fedapa.store import run_folder
 from fedapa.sweep import pool
-from fedapa.tune.plan import NAME, Plan, Trial, make_plan, save, stored
+from fedapa.tune.trials import NAME, Plan, Trial, make_plan, save, stored
 from fedapa.tune.tuning import TABLE, TUNED, best, rows, tune
 from hospitals import write_hospitals
 
@@ -80,7 +81,7 @@ def test_test_labels_change_no_choice(small: Path, tmp_path: Path, here: None, m
     assert (tmp_path / "honest" / TUNED).read_bytes() == (tmp_path / "spoilt" / TUNED).read_bytes()
     on_test = [
         [
-            results.read(tmp_path / name / trial).headline.last
+            run_results.read(tmp_path / name / trial).headline.last
             for trial in ("local/trial000-seed0", "local/trial002-seed0")
         ]  # type: ignore[union-attr]
         for name in ("honest", "spoilt")
@@ -93,7 +94,7 @@ def test_scores_are_those_of_held_out_data_and_no_others_are_shown(small: Path, 
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)["trials"]
     for row in found:
-        run = results.read(Path("out") / row["method"] / f"trial{row['trial']:03d}-seed0")
+        run = run_results.read(Path("out") / row["method"] / f"trial{row['trial']:03d}-seed0")
         assert run is not None
         assert row["held"] == row["allocations"]["0"] == run.headline.held
         assert set(row) == {"method", "trial", "settings", "held", "allocations", "seconds", "state", "reason"}
@@ -127,8 +128,8 @@ def test_every_method_has_the_same_budget_and_it_is_told(small: Path, here: None
     told = "budget of every method: 4 trials x 2 allocations x 2 rounds = 16 rounds; methods: local, ditto"
     assert told in answer.err
     for name in METHODS.split(","):
-        assert len(folder.runs_under(Path("out") / name)) == 8
-        assert {folder.rounds_done(run) for run in folder.runs_under(Path("out") / name)} == {2}
+        assert len(run_folder.runs_under(Path("out") / name)) == 8
+        assert {run_folder.rounds_done(run) for run in run_folder.runs_under(Path("out") / name)} == {2}
     table = list(csv.DictReader(io.StringIO(answer.out)))
     assert answer.out == Path("out", TABLE).read_text()
     assert [row["trial"] for row in table] == [*"0123", *"0123"]
@@ -188,7 +189,7 @@ def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, 
             os.kill(killed.pid, signal.SIGKILL)  # the parent alone: its workers have to notice
             killed.wait()
         deadline = time.monotonic() + 30
-        while any(folder.in_use(run) for run in folder.runs_under(out) if (run / "run.db").exists()):
+        while any(run_folder.in_use(run) for run in run_folder.runs_under(out) if (run / "run.db").exists()):
             assert time.monotonic() < deadline, "a worker outlived its tuning"
             time.sleep(0.01)
     before = {run: sessions(run) for run in _finished(out)}
@@ -201,7 +202,7 @@ def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, 
 
 
 def _finished(out: Path) -> list[Path]:
-    return [run for run in folder.runs_under(out) if folder.status(run) == "finished"]
+    return [run for run in run_folder.runs_under(out) if run_folder.status(run) == "finished"]
 
 
 def test_ctrl_c_says_how_to_go_on(small: Path, tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_trial_that_fails_is_kept_with_its_reason(small: Path, here: None, fed
     answer = fedapa("resume", "out", "--format", "json")  # failed trials are tried again, nothing else
     assert answer.code == 0
     assert {row["state"] for row in json.loads(answer.out)["trials"]} == {"finished"}
-    assert {sessions(run) for run in folder.runs_under(Path("out"))} == {1}
+    assert {sessions(run) for run in run_folder.runs_under(Path("out"))} == {1}
 
 
 def test_a_method_without_a_finished_trial_is_an_error(small: Path, here: None, fedapa: Call, broken: set[str]) -> None:
@@ -266,7 +267,7 @@ def test_runs_that_another_process_plays_are_told(
     with monkeypatch.context() as patch:
 
         def execute(path: Path, *rest: Any, **more: Any) -> Any:
-            raise folder.InUse(f"{path} is in use")
+            raise run_folder.InUse(f"{path} is in use")
 
         patch.setattr("fedapa.config.experiment.execute", execute)
         answer = fedapa("tune", small, "--method", "local", *FEW, "--out", "out")
@@ -291,7 +292,7 @@ def test_more_trials_later_but_no_other_tuning_in_the_folder(small: Path, here: 
     _, more = _found(Path("out"))
     assert settings(more)[:3] == settings(few)
     assert len(more) == 5
-    assert {sessions(run) for run in folder.runs_under(Path("out"))} == {1}
+    assert {sessions(run) for run in run_folder.runs_under(Path("out"))} == {1}
     for change, said in (
         (("--seed", 1, "--trials", 5), "its seed is 0, not 1"),
         (("--trials", 4), "holds 5 trials of every method"),
@@ -306,7 +307,7 @@ def test_more_trials_later_but_no_other_tuning_in_the_folder(small: Path, here: 
 
 def test_one_tuning_at_a_time_in_a_folder(small: Path, tmp_path: Path, here: None) -> None:
     (tmp_path / "out").mkdir()
-    with folder.lock(tmp_path / "out"), pytest.raises(folder.InUse):
+    with run_folder.lock(tmp_path / "out"), pytest.raises(run_folder.InUse):
         tune(plan_of(small), tmp_path / "out", 1)
 
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedapa.bench import images
-from fedapa.bench.bed import MODEL, How
-from fedapa.bench.measure import Row, spread
+from fedapa.bench import image_data
+from fedapa.bench.fixtures import MODEL, How
+from fedapa.bench.side_by_side import Row, spread
+from fedapa.data.datasets.sources import is_present
 from fedapa.data.federated import Federated
-from fedapa.data.sources import is_present
 from fedapa.methods.fedapa import FedAPA
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import Result, make_task, simulate
-from fedapa.task.models import lenet5
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import Result, make_task, simulate
+from fedapa.training.model import lenet5
 
 ROUNDS = 4
 
@@ -68,7 +68,7 @@ def numerics(how: How) -> list[Row]:
         return []
     train, test = how.pick(50_000, 3_000), how.pick(10_000, 2_000)
     seeds = range(how.pick(3, 1))
-    found = [agreement(images.unbalanced("cifar10", 20, train, test, seed), seed) for seed in seeds]
+    found = [agreement(image_data.unbalanced("cifar10", 20, train, test, seed), seed) for seed in seeds]
     ratios, gaps = spread([a.native / a.layouts for a in found]), spread([a.gap for a in found])
     detail = {"native to torch": [a.native for a in found], "torch to torch": [a.layouts for a in found]}
     where = f"after {ROUNDS} rounds of CIFAR-10, 20 clients, every seed"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedapa.data.federated import Split
-from fedapa.task.task import Task, Training
+from fedapa.training.task import Task, Training
 
 Samples = list[tuple[Tensor, int]]
 EVALUATION_BATCH = 256

@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedapa.bench import images
-from fedapa.bench.bed import MODEL, How
-from fedapa.bench.measure import Memory, Row, known, timed
+from fedapa.bench import image_data
+from fedapa.bench.fixtures import MODEL, How
+from fedapa.bench.side_by_side import Memory, Row, known, timed
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import make_task, simulate
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import make_task, simulate
 
 ROUNDS = 3
 
@@ -30,8 +30,8 @@ def many_clients(how: How) -> list[Row]:
 
 
 def play(how: How) -> dict[str, object]:
-    data = images.equal("cifar10", how.pick(1000, 20), 50, 10)
-    images.dataset.cache_clear()  # only what the clients hold is left
+    data = image_data.equal("cifar10", how.pick(1000, 20), 50, 10)
+    image_data.dataset.cache_clear()  # only what the clients hold is left
     task, memory = make_task(data, MODEL, rounds=ROUNDS), Memory()
     with tempfile.TemporaryDirectory() as folder:
         spent = timed(lambda: simulate(FedAPA(), task, data, Plan(ROUNDS, (0.1, 0.1)), Path(folder)))

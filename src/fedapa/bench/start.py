@@ -6,8 +6,8 @@ import subprocess
 import sys
 from functools import partial
 
-from fedapa.bench.bed import How
-from fedapa.bench.measure import Row, Spread, interleaved, spread
+from fedapa.bench.fixtures import How
+from fedapa.bench.side_by_side import Row, Spread, interleaved, spread
 
 CALL = "from fedapa.cli import main; main()"
 IMPORT = "import time, torch; begin = time.perf_counter(); import fedapa; print(time.perf_counter() - begin)"

@@ -6,22 +6,22 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedapa.bench import numerics, scale, server, start, training, whole
-from fedapa.bench.bed import How
-from fedapa.bench.measure import Row
+from fedapa.bench import end_to_end, numerics, scale, server_step, start, training
+from fedapa.bench.fixtures import How
+from fedapa.bench.side_by_side import Row
 from fedapa.errors import InputError
-from fedapa.native import available
-from fedapa.run.folder import environment
-from fedapa.run.provenance import processor_name
+from fedapa.store.provenance import processor_name
+from fedapa.store.run_folder import environment
+from fedapa.training.engines.native import available
 
 SUITES: dict[str, Callable[[How], list[Row]]] = {
     "train": training.training,
     "methods": training.methods,
     "evaluate": training.evaluation,
-    "workers": whole.workers,
-    "run": whole.run,
-    "overhead": whole.overhead,
-    "server": server.server_pass,
+    "workers": end_to_end.workers,
+    "run": end_to_end.run,
+    "overhead": end_to_end.overhead,
+    "server": server_step.server_pass,
     "clients": scale.many_clients,
     "start": start.start,
     "numerics": numerics.numerics,

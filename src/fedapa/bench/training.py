@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fedapa.bench import images, plain
-from fedapa.bench.bed import Bed, How, dense_flops, make_bed, network
-from fedapa.bench.measure import Row, gemm, interleaved, rate, ratio, threads
+from fedapa.bench import image_data, plain
+from fedapa.bench.fixtures import Bed, How, dense_flops, make_bed, network
+from fedapa.bench.side_by_side import Row, gemm, interleaved, rate, ratio, threads
 from fedapa.methods.catalogue import make
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import simulate
-from fedapa.task.local import Local, count_correct
-from fedapa.task.task import Task, cross_entropy
+from fedapa.rounds.loop import Plan
+from fedapa.simulation import simulate
+from fedapa.training.local import Local, count_correct
+from fedapa.training.task import Task, cross_entropy
 
 SETS = {"cifar10": ("CIFAR-10", 5.0), "fmnist": ("Fashion-MNIST", 7.0)}
 METHODS = ("fedproto", "fedpac", "dbe", "fedphp", "fedamp", "ditto")
@@ -22,7 +22,7 @@ def training(how: How) -> list[Row]:
 
 def _training(name: str, how: How) -> Row:
     title, target = SETS[name]
-    bed = make_bed(images.equal(name, 1, how.pick(2048, 256)))
+    bed = make_bed(image_data.equal(name, 1, how.pick(2048, 256)))
     model = network(bed.torch, bed.data, bed.start)
     batches = list(bed.local(bed.torch).batches(1))
     loader = plain.in_batches(plain.samples(bed.torch, bed.own), batches)
@@ -55,7 +55,7 @@ def evaluation(how: How) -> list[Row]:
 
 
 def _evaluation(name: str, how: How) -> Row:
-    bed = make_bed(images.equal(name, 1, how.pick(2048, 256)))
+    bed = make_bed(image_data.equal(name, 1, how.pick(2048, 256)))
     model, floats = network(bed.torch, bed.data, bed.start), bed.torch.prepare(bed.own.x)
     ways = {
         "torch": lambda: plain.count_correct_sliced(model, floats, bed.own.y),
@@ -71,7 +71,7 @@ def _evaluation(name: str, how: How) -> Row:
 
 def methods(how: How) -> list[Row]:
     """A client's whole training in methods whose losses the kernel does not know: native against torch."""
-    data = images.equal("cifar10", 4, how.pick(1024, 128))
+    data = image_data.equal("cifar10", 4, how.pick(1024, 128))
     return [_method(name, make_bed(data, 2), how) for name in METHODS]
 
 

@@ -29,7 +29,7 @@ def command(
     """
     import json
 
-    from fedapa.bench.bed import How
+    from fedapa.bench.fixtures import How
     from fedapa.bench.suites import SUITES, chosen, report
 
     if listing:
@@ -64,8 +64,8 @@ def _check_parent(out: Path) -> None:
 
 
 def _keep(out: Path, found: dict[str, Any]) -> None:
-    from fedapa.run.checkpoint import write_json
-    from fedapa.run.folder import make_folder
+    from fedapa.store.checkpoint import write_json
+    from fedapa.store.run_folder import make_folder
 
     make_folder(out.parent)
     write_json(out, found)

@@ -14,7 +14,7 @@ import click
 
 from fedapa.cli import ui
 from fedapa.config.load import Change, load
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.methods.catalogue import METHODS
 
@@ -79,7 +79,7 @@ def warn(wanted: Config, method: str) -> None:
     """Before a run with noised uploads: why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.config.load import settings_of
-    from fedapa.run.simulate import doubts
+    from fedapa.simulation import doubts
 
     if "noised" in settings_of(wanted, method)[0].split("+"):
         parts = assemble(single(wanted, method, wanted.seeds[0]))
@@ -89,7 +89,7 @@ def warn(wanted: Config, method: str) -> None:
 
 def tell_refused(runs: Iterable[Path]) -> None:
     """Uploads that the server refused: how many of whom, and the first reason."""
-    from fedapa.run.folder import refusals
+    from fedapa.store.run_folder import refusals
 
     for run in runs:
         with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is told elsewhere
@@ -108,7 +108,7 @@ def default_out(source: str) -> Path:
 
 def newest_out() -> Path:
     """The folder of the latest runs."""
-    from fedapa.run.folder import runs_under
+    from fedapa.store.run_folder import runs_under
 
     found = [path for path in RUNS.glob("*") if path.is_dir() and runs_under(path)]
     if not found:
@@ -148,7 +148,7 @@ def play_all(
 ) -> list[tuple[Path, FedapaError]]:
     """Play every run that is not finished; which ones failed, and why."""
     from fedapa.config.experiment import execute, read_config, unfinished
-    from fedapa.run.folder import rounds_done
+    from fedapa.store.run_folder import rounds_done
 
     todo = unfinished(list(runs))
     failed: list[tuple[Path, FedapaError]] = []
@@ -188,7 +188,7 @@ def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) 
 
 
 def _note(log: Any) -> str:
-    from fedapa.run.evaluate import summarise
+    from fedapa.rounds.evaluation import summarise
 
     if log.before is None or log.after is None:
         return ""
@@ -197,24 +197,24 @@ def _note(log: Any) -> str:
 
 
 def print_comparison(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.cli import formats
-    from fedapa.run import results
+    from fedapa.analysis import run_results
+    from fedapa.cli import comparison_formats
 
-    runs, unreadable = results.survey(out)
+    runs, unreadable = run_results.survey(out)
     for path, why in unreadable.items():
         ui.say(f"left out {path.name}: {why}")
     if rival not in {run.label for run in runs} and rival != "local":
         raise InputError(f"there is no run of {rival!r} in {out}", "--against names a method that was run")
-    if versions := results.mixed(runs):
+    if versions := run_results.mixed(runs):
         ui.say(f"note: {versions}")
-    rows = results.table(runs, rival)
-    ranks = results.ranks(rows)
+    rows = run_results.table(runs, rival)
+    ranks = run_results.ranks(rows)
     if form == "json":
         whole: dict[str, Any] = {} if ranks is None else {"ranks": ranks._asdict()}
-        whole |= {"privacy": told} if (told := results.protection(runs)) else {}
-        ui.dump({"methods": rows, **whole, "runs": results.as_dicts(runs)})
+        whole |= {"privacy": told} if (told := run_results.protection(runs)) else {}
+        ui.dump({"methods": rows, **whole, "runs": run_results.as_dicts(runs)})
     elif form in ("csv", "latex"):
-        click.echo(formats.as_csv(rows) if form == "csv" else formats.as_latex(rows), nl=False)
+        click.echo(comparison_formats.as_csv(rows) if form == "csv" else comparison_formats.as_latex(rows), nl=False)
     else:
         for scenario in dict.fromkeys(row["scenario"] for row in rows):
             mine = [row for row in rows if row["scenario"] == scenario]
@@ -222,26 +222,26 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
             extra = [{"epsilon": row["epsilon"]} if noised else {} for row in mine]
             shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
             ui.show(shown, form, title=scenario)
-            for line in (results.who_wins(mine), _doubts(mine, rival)):
+            for line in (run_results.who_wins(mine), _doubts(mine, rival)):
                 if line:
                     click.echo(line)
         if ranks is not None:
             _show_ranks(ranks)
-        if names := results.left_out(runs, rows):
+        if names := run_results.left_out(runs, rows):
             click.echo(f"Left out until they are finished: {', '.join(names)}.")
-        for line in results.protection(runs):
+        for line in run_results.protection(runs):
             click.echo(f"privacy: {line}")
 
 
 def print_clients(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.cli import formats
-    from fedapa.run import results
+    from fedapa.analysis import run_results
+    from fedapa.cli import comparison_formats
 
-    rows = results.client_gains(results.load(out), rival)
+    rows = run_results.client_gains(run_results.load(out), rival)
     if not rows:
         raise InputError(f"nothing in {out} can be compared with {rival}", "run it on the same allocations")
     if form == "csv":
-        click.echo(formats.as_csv(rows), nl=False)
+        click.echo(comparison_formats.as_csv(rows), nl=False)
     elif form == "latex":
         raise InputError("there is no LaTeX table of clients", "choose --format csv or json")
     else:
@@ -250,9 +250,9 @@ def print_clients(out: Path, form: str, rival: str = "local") -> None:
 
 def made_with(out: Path) -> str:
     """Code, engine and processor behind some runs, each named once; --format json has them run by run."""
-    from fedapa.run import results
+    from fedapa.analysis import run_results
 
-    runs, parts = results.survey(out).runs, ("commit", "engine", "processor")
+    runs, parts = run_results.survey(out).runs, ("commit", "engine", "processor")
     found = {part: dict.fromkeys(str(getattr(run.provenance, part)) for run in runs) for part in parts}
     return "; ".join(f"{part} {' and '.join(values)}" for part, values in found.items())
 

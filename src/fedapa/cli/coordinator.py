@@ -81,9 +81,10 @@ def remove_site(name: str, home: Path) -> None:
 def start(home: Path, detach: bool) -> None:
     """Start the SuperLink and the door, and keep them running. In the foreground, as a service manager wants it."""
     coordinator = _registry().Coordinator(home)
-    from fedapa.flower import processes, serving
+    from fedapa.federation import processes
+    from fedapa.transports.flower import server_supervisor
 
-    supervisor = serving.coordinator_processes(coordinator)
+    supervisor = server_supervisor.coordinator_processes(coordinator)
     if processes.running(supervisor.pid) is not None:
         ui.say("it runs already")
         return
@@ -103,9 +104,10 @@ def start(home: Path, detach: bool) -> None:
 def stop(home: Path) -> None:
     """Stop the SuperLink and the door. Runs wait for their return; sites try again until they are back."""
     _registry().Coordinator(home)
-    from fedapa.flower import processes, serving
+    from fedapa.federation import processes
+    from fedapa.transports.flower import server_supervisor
 
-    ui.say("stopped" if processes.stop(home / serving.PID) else "it was not running")
+    ui.say("stopped" if processes.stop(home / server_supervisor.PID) else "it was not running")
 
 
 @command.command()
@@ -115,7 +117,7 @@ def stop(home: Path) -> None:
 def status(home: Path, runs: Path | None, form: str) -> None:
     """Sites with online state, last round and refusals; the runs under RUNS with round, accuracy and bytes."""
     coordinator = _registry().Coordinator(home)
-    from fedapa.flower import overview
+    from fedapa.federation import overview
 
     found = overview.overview(coordinator, runs)
     if form == "json":
@@ -160,7 +162,7 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
     coordinator = _registry().Coordinator(home)
     from fedapa.cli import common
     from fedapa.errors import InputError
-    from fedapa.run.folder import runs_under
+    from fedapa.store.run_folder import runs_under
 
     folder = folder or common.newest_out()
     runs = runs_under(folder)
@@ -176,7 +178,7 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
 def release(name: str, folder: Path, home: Path) -> None:
     """Let the site NAME out of quarantine in the stopped run FOLDER; it goes on from its last accepted state."""
     _registry().Coordinator(home)
-    from fedapa.flower import overview
+    from fedapa.federation import overview
 
     overview.release(folder, name)
     ui.say(f"{name} takes part again when the run is resumed")
@@ -185,8 +187,8 @@ def release(name: str, folder: Path, home: Path) -> None:
 def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
     from fedapa.cli import common
     from fedapa.errors import RunError
-    from fedapa.flower.coordinate import conduct
-    from fedapa.flower.session import Control
+    from fedapa.federation.run_federation import conduct
+    from fedapa.transports.flower.session import Control
 
     control = Control(coordinator)
     try:
@@ -205,7 +207,7 @@ def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
 def _registry() -> Any:
     """The coordinator's parts, or one line on how to get them."""
     require_flower()
-    from fedapa.flower import registry
+    from fedapa.federation import registry
 
     return registry
 
@@ -221,11 +223,12 @@ def require_flower() -> None:
 
 def _sync(coordinator: Any) -> None:
     """Tell a running SuperLink; one that is down is told when it starts."""
-    from fedapa.flower import processes, serving
+    from fedapa.federation import processes
+    from fedapa.transports.flower import server_supervisor
 
-    if processes.running(coordinator.folder / serving.PID) is None:
+    if processes.running(coordinator.folder / server_supervisor.PID) is None:
         return
-    from fedapa.flower.session import Control
+    from fedapa.transports.flower.session import Control
 
     control = Control(coordinator)
     try:
@@ -236,7 +239,7 @@ def _sync(coordinator: Any) -> None:
 
 
 def _sync_when_up(coordinator: Any) -> None:
-    from fedapa.flower.session import Control
+    from fedapa.transports.flower.session import Control
 
     control = Control(coordinator)
     while not control.is_up():
@@ -246,7 +249,7 @@ def _sync_when_up(coordinator: Any) -> None:
 
 
 def _is_synced(coordinator: Any) -> bool:
-    from fedapa.flower.session import Control
+    from fedapa.transports.flower.session import Control
 
     control = Control(coordinator)
     try:

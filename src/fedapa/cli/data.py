@@ -25,7 +25,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
     This is the only command that uses the network.
     """
-    from fedapa.data.sources import fetch as fetch_source
+    from fedapa.data.datasets.sources import fetch as fetch_source
 
     path = fetch_source(name, data_dir, progress=sys.stderr.isatty())
     click.echo(f"{name} is in {path}")
@@ -79,8 +79,8 @@ def _inspect(wanted: Any, out: Path, form: str) -> None:
     from dataclasses import replace
 
     from fedapa.data.sites import assemble
-    from fedapa.run.checkpoint import write_atomically
     from fedapa.site import describe
+    from fedapa.store.checkpoint import write_atomically
 
     tables = {} if wanted.image_column else {k: Path(f) for k, f in wanted.files.items() if _is_table(Path(f))}
     profiles = {name: describe.inspected(path, wanted) for name, path in tables.items()}
@@ -135,7 +135,8 @@ def split(
     import json
 
     from fedapa.config.experiment import make_partition
-    from fedapa.data import inspect, partition, sources
+    from fedapa.data import inspect, partition
+    from fedapa.data.datasets import sources
 
     dataset = sources.load(source, data_dir)
     given = {name: value for name, value in parameters.items() if value is not None}

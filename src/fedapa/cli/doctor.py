@@ -17,8 +17,8 @@ def command(form: str) -> None:
 
 
 def _system() -> list[dict[str, Any]]:
-    from fedapa.run.folder import environment
-    from fedapa.run.transport import available_cores
+    from fedapa.rounds.transport import available_cores
+    from fedapa.store.run_folder import environment
 
     found = environment()
     rows = [{"what": name, "state": version, "note": ""} for name, version in found["packages"].items()]
@@ -28,7 +28,7 @@ def _system() -> list[dict[str, Any]]:
 
 
 def _engines() -> list[dict[str, Any]]:
-    from fedapa.native import available
+    from fedapa.training.engines.native import available
 
     built, why = available()
     many = "many clients in one step; small models without BatchNorm and dropout"
@@ -58,7 +58,7 @@ def _extras() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from fedapa.data.sources import SOURCES, data_folder, is_present
+    from fedapa.data.datasets.sources import SOURCES, data_folder, is_present
 
     rows = [
         {"what": f"data {name}", "state": "present" if is_present(name) else "absent",

@@ -22,8 +22,8 @@ def command(run: Path, client: str, out: Path | None, anyway: bool, onnx: bool) 
     """
     from fedapa.config.experiment import assemble, read_config
     from fedapa.errors import InputError
-    from fedapa.site.deliver import deliver
-    from fedapa.site.onnx import check_onnx, write_onnx
+    from fedapa.site.export_models import deliver
+    from fedapa.site.onnx_export import check_onnx, write_onnx
 
     if onnx:
         check_onnx()

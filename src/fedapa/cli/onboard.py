@@ -27,8 +27,8 @@ def command(
     the new client to OUT/checkpoints; RUN stays as it is.
     """
     from fedapa.config.experiment import read_config
-    from fedapa.site.onboard import onboard
-    from fedapa.site.silo import readable
+    from fedapa.site.onboarding import onboard
+    from fedapa.site.silo_scores import readable
 
     who = name or file.stem
     total = rounds or read_config(run).run.rounds

@@ -71,8 +71,8 @@ def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account 
     """What a method costs, what its noise protects, and why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.core.tree import count_bytes
-    from fedapa.methods.wrap import account_of
-    from fedapa.run.simulate import doubts, wire_bytes
+    from fedapa.methods.wrappers import account_of
+    from fedapa.simulation import doubts, wire_bytes
 
     method, task, data, plan = assemble(single(wanted, name, wanted.seeds[0]))
     sample = data.clients[0].train.x[0]
@@ -101,7 +101,7 @@ def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account 
 def _seconds_per_round(method: Any, task: Any, data: Any, plan: Any) -> float:
     from dataclasses import replace
 
-    from fedapa.run.simulate import simulate
+    from fedapa.simulation import simulate
 
     ends: list[float] = []
     short = replace(plan, rounds=min(2, plan.rounds))

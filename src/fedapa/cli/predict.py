@@ -21,9 +21,9 @@ def command(model: Path, file: Path, out: Path | None, form: str) -> None:
     an .npz file with an array x, an image, or a folder of images.
     """
     from fedapa.errors import InputError
-    from fedapa.run.checkpoint import write_atomically
-    from fedapa.site.deliver import prediction_text
-    from fedapa.site.model import read_model
+    from fedapa.site.export_models import prediction_text
+    from fedapa.site.site_model import read_model
+    from fedapa.store.checkpoint import write_atomically
 
     if not file.exists():
         raise InputError(f"{file} does not exist", "check the name and the folder")

@@ -18,9 +18,9 @@ def command(folder: Path | None, form: str) -> None:
     from fedapa.cli.sweep import run_all
     from fedapa.cli.tune import run_trials
     from fedapa.errors import InputError
-    from fedapa.run.folder import runs_under
-    from fedapa.sweep.sweep import is_sweep
-    from fedapa.tune.plan import is_tuning, stored
+    from fedapa.store.run_folder import runs_under
+    from fedapa.sweep.runner import is_sweep
+    from fedapa.tune.trials import is_tuning, stored
 
     folder = folder or common.newest_out()
     if is_tuning(folder):

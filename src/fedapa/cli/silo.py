@@ -53,29 +53,31 @@ def run(
 
 
 def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool, form: str) -> None:
+    from fedapa.analysis import run_results
     from fedapa.data.schema import to_json
-    from fedapa.run import results
-    from fedapa.run.checkpoint import write_json
-    from fedapa.site import silo
-    from fedapa.site.deliver import agreed_schema, deliver_all
+    from fedapa.site import silo_scores
+    from fedapa.site.export_models import agreed_schema, deliver_all
+    from fedapa.store.checkpoint import write_json
 
     scored = []
     with ui.progress() as bar:
         task = bar.add_task("scoring", total=len(runs), note="")
         for folder in runs:
-            scored += silo.score_run(folder)
+            scored += silo_scores.score_run(folder)
             bar.advance(task)
-    everything = silo.as_dict(scored)
+    everything = silo_scores.as_dict(scored)
     write_json(out / "silo.json", everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
     delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
-    privacy = results.protection(results.load(out))
+    privacy = run_results.protection(run_results.load(out))
     if form == "json":
         found = {"delivered": [str(path) for path in delivered], "not delivered": refused, "privacy": privacy}
         ui.dump(everything | found)
         return
-    ui.show([_readable(row) for row in silo.table(scored)], form, title=f"{len(wanted.seeds)} splits, 95 % intervals")
+    ui.show(
+        [_readable(row) for row in silo_scores.table(scored)], form, title=f"{len(wanted.seeds)} splits, 95 % intervals"
+    )
     for note in everything["notes"]:
         click.echo(f"note: {note}")
     for line in privacy:
@@ -83,11 +85,11 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     for reason in refused.values():
         ui.say(f"warning: {reason}; --deliver-anyway writes it all the same")
     models = f"; models of {chosen}: {out}/sites/*/site-model" if delivered else ""
-    ui.say(f"all numbers: {out}/silo.json; runs: {out}{models}")
+    ui.say(f"all numbers: {out}/silo_scores.json; runs: {out}{models}")
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    from fedapa.site.silo import readable
+    from fedapa.site.silo_scores import readable
 
     return {
         "site": row["site"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from fedapa.cli import join as joined
-from fedapa.cli.dry_run import dry_run
+from fedapa.cli import site_join as joined
+from fedapa.cli.site_dry_run import dry_run
 
 
 @click.group(short_help="What a site does: see what would leave it, take part")

@@ -34,7 +34,7 @@ def command(
     """Run every scenario, method and seed of the CONFIGs, several at a time, each on one core, longest first.
 
     A CONFIG is what `fedapa run` takes, or has tables [scenario.NAME] whose keys lie on top of the rest. The runs are
-    in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/sweep.db and OUT/results.json. The same command again
+    in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/runner.db and OUT/results.json. The same command again
     goes on where a killed sweep stopped, and so does `fedapa resume OUT`; finished runs are never repeated, failed ones
     do not stop the others, and several sweeps may work in one folder.
 
@@ -43,18 +43,18 @@ def command(
     """
     from fedapa.cli import common
     from fedapa.config.grid import load_scenarios
-    from fedapa.sweep import sweep
+    from fedapa.sweep import runner
 
     extra = common.changes_of(methods, seeds, changes, data_dir)
     scenarios = common.merged([load_scenarios(config, extra) for config in configs])
     out = out or common.default_out(configs[0])
-    skip = sweep.collected_runs(scenarios, files, only) if files else set()
+    skip = runner.collected_runs(scenarios, files, only) if files else set()
     if dry_run:
-        ui.show(sweep.outlook(scenarios, out, only, skip), "json" if form == "json" else "table")
+        ui.show(runner.outlook(scenarios, out, only, skip), "json" if form == "json" else "table")
         return
     common.check_writable(out)
-    common.check_data(sweep.chosen(scenarios, only))
-    paths = sweep.lay_out_all(scenarios, out, only, skip)
+    common.check_data(runner.chosen(scenarios, only))
+    paths = runner.lay_out_all(scenarios, out, only, skip)
     if skip:
         ui.say(f"skipped {len(skip)} collected runs; {len(paths)} are left")
     if paths:
@@ -65,24 +65,24 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
     """Play the runs with a bar over all of them, then compare; failures are told at the end."""
     from fedapa.cli import common
     from fedapa.errors import RunError
-    from fedapa.run.transport import available_cores
-    from fedapa.sweep import sweep
+    from fedapa.rounds.transport import available_cores
+    from fedapa.sweep import runner
 
     with ui.progress() as bar:
         whole = bar.add_task("all runs", total=None, note="")
 
-        def tell(now: sweep.Progress) -> None:
+        def tell(now: runner.Progress) -> None:
             note = f"{now.finished}/{now.runs} runs"
             bar.update(whole, total=round(now.whole), completed=round(now.done), note=note)
             tell_of_one(bar, now.news)
 
         try:
-            failed = sweep.play(out, paths, jobs or available_cores(), tell)
+            failed = runner.play(out, paths, jobs or available_cores(), tell)
         except KeyboardInterrupt:
             again = f"`fedapa resume {shlex.quote(str(out))}` goes on"
             raise common.Interrupted("interrupted", again) from None
     if len(failed) < len(paths):
-        sweep.write_results(out)
+        runner.write_results(out)
         common.print_comparison(out, form)
     ui.say(f"runs are in {out}")
     if failed:

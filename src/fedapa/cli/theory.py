@@ -100,8 +100,8 @@ def _sentences(facts: dict[str, Any]) -> str:
 
 
 def _keep(out: Path, found: Sequence[Measured]) -> None:
-    from fedapa.run.checkpoint import write_json
-    from fedapa.run.folder import make_folder
+    from fedapa.store.checkpoint import write_json
+    from fedapa.store.run_folder import make_folder
     from fedapa.theory.figure import draw
 
     make_folder(out)

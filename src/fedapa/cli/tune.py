@@ -11,7 +11,7 @@ import click
 from fedapa.cli import ui
 
 if TYPE_CHECKING:
-    from fedapa.tune.plan import Plan
+    from fedapa.tune.trials import Plan
 
 Row = dict[str, Any]
 
@@ -61,8 +61,8 @@ def command(
     """
     from fedapa.cli import common
     from fedapa.config.load import load
-    from fedapa.tune.plan import make_plan, trial_config
     from fedapa.tune.space import asked_for
+    from fedapa.tune.trials import make_plan, trial_config
 
     wanted = load(config, [*common.changes_of(methods, seeds, changes, data_dir), *_seeds(allocations, seeds)])
     plan = make_plan(wanted, asked_for(file, words), trials, search, seed, rounds)
@@ -107,7 +107,7 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
     from fedapa.cli import common
     from fedapa.cli.sweep import tell_of_one
     from fedapa.errors import RunError
-    from fedapa.run.transport import available_cores
+    from fedapa.rounds.transport import available_cores
     from fedapa.tune import tuning
 
     ui.say(budget(plan))

@@ -49,7 +49,7 @@ def command(
     import secrets
 
     from fedapa.dashboard import server
-    from fedapa.dashboard.gate import is_loopback
+    from fedapa.dashboard.access import is_loopback
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
@@ -69,7 +69,7 @@ def _check_coordinator(folder: Path) -> None:
     from fedapa.cli.coordinator import require_flower
 
     require_flower()
-    from fedapa.flower.registry import Coordinator
+    from fedapa.federation.registry import Coordinator
 
     Coordinator(folder)
 

@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedapa.config.load import check, dump, settings_of, training_of
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.data import partition as partitions
-from fedapa.data import sources
+from fedapa.data.datasets import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.data.sites import Own, Sites
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
-from fedapa.methods.attack import FACTORS, Attack, attacked, attackers
 from fedapa.methods.catalogue import make
+from fedapa.methods.malicious import FACTORS, Attack, attacked, attackers
 from fedapa.methods.method import Method
-from fedapa.run import folder as folders
-from fedapa.run import provenance
-from fedapa.run.engines import Engine, kept_engine
-from fedapa.run.guard import Limits
-from fedapa.run.loop import Plan
-from fedapa.run.simulate import Progress, Result, make_task, simulate
-from fedapa.task.task import Task, Training
+from fedapa.rounds.loop import Plan
+from fedapa.rounds.upload_limits import Limits
+from fedapa.simulation import Progress, Result, make_task, simulate
+from fedapa.store import provenance
+from fedapa.store import run_folder as folders
+from fedapa.store.run_folder import kept_engine
+from fedapa.training.engines.choice import Engine
+from fedapa.training.task import Task, Training
 
 # Keys without a say in the numbers; the engine has one in the last digits, and a run says which it was.
 ASIDE = {
@@ -205,7 +206,7 @@ def _load_own(text: str, data_dir: str | None, seed: int) -> Own:
 
 @lru_cache(maxsize=2)
 def _load_data(text: str, seed: int) -> Federated:
-    from fedapa.config.schema import DataConfig
+    from fedapa.config.sections import DataConfig
 
     wanted = DataConfig.model_validate_json(text)
     dataset = _dataset(wanted.source, wanted.data_dir)

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from fedapa.config.load import Change, apply, beside, check, parse
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.errors import InputError
 
 

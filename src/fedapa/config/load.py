@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedapa.config import presets
-from fedapa.config.schema import Config, TrainingConfig
+from fedapa.config.sections import Config, TrainingConfig
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, is_known, recipe_training
 
@@ -182,7 +182,7 @@ def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, s
     """Of sites of one's own the number is known when their files are read."""
     if config.attack is None or config.sites is not None:
         return
-    from fedapa.methods.attack import attackers
+    from fedapa.methods.malicious import attackers
 
     try:
         attackers(config.attack.clients, config.data.clients, 0)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedapa.analysis.run_reader import Run, Scenario, Trouble, name_of, read_run, scenarios_of, weight_rounds
 from fedapa.config.experiment import read_config
 from fedapa.errors import FedapaError, InputError
-from fedapa.run import ledger
-from fedapa.run.folder import CONFIG, is_at_work, runs_under
-from fedapa.run.gather import Run, Scenario, Trouble, name_of, read_run, scenarios_of, weight_rounds
-from fedapa.sweep import cost, store
-from fedapa.sweep.sweep import is_sweep
+from fedapa.store import run_db
+from fedapa.store.run_folder import CONFIG, is_at_work, runs_under
+from fedapa.sweep import cost, sweep_db
+from fedapa.sweep.runner import is_sweep
 
 FRESH = 1.0  # seconds for which nobody looks at the files again
 SITES_FRESH = 5.0  # seconds
@@ -127,8 +127,8 @@ class Board:
     def _ask_for_sites(self) -> tuple[dict[str, Any], ...]:
         """Who takes part, who is online and who was refused; the SuperLink is asked now and then."""
         if self.coordinator is not None and time.monotonic() - self._asked >= SITES_FRESH:
-            from fedapa.flower.overview import overview
-            from fedapa.flower.registry import Coordinator
+            from fedapa.federation.overview import overview
+            from fedapa.federation.registry import Coordinator
 
             with suppress(InputError):  # a damaged run: what was known of the sites stays
                 self._sites = tuple(overview(Coordinator(self.coordinator), self.folder)["sites"])
@@ -139,7 +139,7 @@ class Board:
         if not is_sweep(self.folder):
             return {}
         try:
-            return {run["path"]: run["reason"] for run in store.read(self.folder) if run["state"] == "failed"}
+            return {run["path"]: run["reason"] for run in sweep_db.read(self.folder) if run["state"] == "failed"}
         except InputError:
             return {}  # the runs speak for themselves
 
@@ -198,10 +198,10 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 def _course(path: Path) -> tuple[float | None, int, int | None, bool]:
     """Seconds per round, rounds done and planned, is there an A; whatever cannot be read is not known."""
     try:
-        if ledger.is_begun(path / "run.db"):
-            with ledger.reading(path / "run.db") as db:
-                seconds = ledger.round_seconds(db)
-                rounds = ledger.meta(db).get("rounds", "")
+        if run_db.is_begun(path / "run.db"):
+            with run_db.reading(path / "run.db") as db:
+                seconds = run_db.round_seconds(db)
+                rounds = run_db.meta(db).get("rounds", "")
                 planned = int(rounds) if rounds.isdigit() else None
                 return _median(seconds[-RECENT:]), len(seconds), planned, bool(weight_rounds(db))
         return None, 0, read_config(path).run.rounds, False

@@ -22,8 +22,8 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from fedapa.dashboard import views
+from fedapa.dashboard.access import Gate
 from fedapa.dashboard.board import FRESH, Board, Snapshot
-from fedapa.dashboard.gate import Gate
 from fedapa.errors import FedapaError, InputError
 
 PAGES = ("overview", "clients", "collaboration", "compare", "events", "config")

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedapa.analysis.run_reader import Run, title_of
 from fedapa.dashboard.board import FRESH, Board, Entry, Snapshot
-from fedapa.run.gather import Run, title_of
 
 ORDER = ("running", "failed", "unreadable", "cut off", "planned", "finished")
 STYLES = {"running": "bold cyan", "failed": "bold red", "unreadable": "bold red", "cut off": "bold yellow"}

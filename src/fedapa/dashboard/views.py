@@ -14,11 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from fedapa.dashboard.board import Board, Entry, Snapshot
-from fedapa.errors import InputError
-from fedapa.run import ledger, results, statistics
-from fedapa.run.folder import CONFIG
-from fedapa.run.gather import (
+from fedapa.analysis import run_results, statistics
+from fedapa.analysis.client_similarity import (
+    clustered,
+    groups,
+    moved,
+    off_diagonal,
+    partners,
+    rank_correlation,
+    similarity,
+)
+from fedapa.analysis.run_reader import (
     LARGEST_MATRIX,
     Client,
     Floats,
@@ -34,7 +40,10 @@ from fedapa.run.gather import (
     weight_rounds,
     weight_rows,
 )
-from fedapa.run.likeness import clustered, groups, moved, off_diagonal, partners, rank_correlation, similarity
+from fedapa.dashboard.board import Board, Entry, Snapshot
+from fedapa.errors import InputError
+from fedapa.store import run_db
+from fedapa.store.run_folder import CONFIG
 
 View = dict[str, Any]
 MOST_POINTS = 250  # of one curve
@@ -141,10 +150,10 @@ def _mean_curves(runs: Sequence[Run]) -> View:
 
 def _open(entry: Entry, read: Callable[[sqlite3.Connection], View]) -> View:
     """Read in one short visit; a damaged file is told, not fatal."""
-    if not ledger.is_begun(entry.folder / "run.db"):
+    if not run_db.is_begun(entry.folder / "run.db"):
         return {"trouble": f"{entry.name} has not started yet."}
     try:
-        with ledger.reading(entry.folder / "run.db") as db:
+        with run_db.reading(entry.folder / "run.db") as db:
             return read(db)
     except InputError as error:
         return {"trouble": error.message}
@@ -157,11 +166,11 @@ def clients(now: Snapshot, name: str) -> View:
     gains, gain_round = _gains(now, entry)
 
     def read(db: sqlite3.Connection) -> View:
-        people, totals = clients_of(db), ledger.client_totals(db)
+        people, totals = clients_of(db), run_db.client_totals(db)
         (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
-        marks = Counter((client, kind) for _, client, kind, _ in ledger.events(db) if client is not None)
+        marks = Counter((client, kind) for _, client, kind, _ in run_db.events(db) if client is not None)
         accuracy = {phase: _accuracies(db, phase) for phase in ("before", "after")}
-        sure = _exact(db, ledger.meta(db)["evaluated"])
+        sure = _exact(db, run_db.meta(db)["evaluated"])
         own = _own_weights(db, len(people))
         rows = [
             {
@@ -191,7 +200,7 @@ def _at(values: Sequence[float] | Floats | None, i: int) -> float | None:
 
 
 def _accuracies(db: sqlite3.Connection, phase: str) -> Floats | None:
-    counts = ledger.last_counts(db, phase)
+    counts = run_db.last_counts(db, phase)
     if counts is None:
         return None
     return np.where(counts[:, 1] > 0, 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1), np.nan)
@@ -199,7 +208,7 @@ def _accuracies(db: sqlite3.Connection, phase: str) -> Floats | None:
 
 def _exact(db: sqlite3.Connection, phase: str) -> tuple[Floats, Floats] | None:
     """Exact 95 % intervals of the accuracies in percent, of the model that the method is evaluated by."""
-    counts = ledger.last_counts(db, phase)
+    counts = run_db.last_counts(db, phase)
     if counts is None:
         return None
     low, high = statistics.exact(*counts.T)
@@ -219,10 +228,10 @@ def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
 def _gains(now: Snapshot, entry: Entry) -> tuple[Floats | None, int | None]:
     """Points over Local on the same allocation in the last round that both evaluated, and that round."""
     scenario = now.scenario_of(entry.name)
-    if scenario is None or not isinstance(entry.found, Run) or entry.found.label == results.LOCAL:
+    if scenario is None or not isinstance(entry.found, Run) or entry.found.label == run_results.LOCAL:
         return None, None
-    found = results.pairs([entry.found.result], [run.result for run in scenario.runs], results.LOCAL)
-    return (results.gaps(*found[0]), found[0][0].round) if found else (None, None)
+    found = run_results.pairs([entry.found.result], [run.result for run in scenario.runs], run_results.LOCAL)
+    return (run_results.gaps(*found[0]), found[0][0].round) if found else (None, None)
 
 
 def client(now: Snapshot, name: str, i: int) -> View:
@@ -232,7 +241,7 @@ def client(now: Snapshot, name: str, i: int) -> View:
         people = clients_of(db)
         if not 0 <= i < len(people):
             return {"trouble": f"{name} has no client {i}."}
-        rows = ledger.client_course(db, i)
+        rows = run_db.client_course(db, i)
         seen = [row for row in rows if row[5] or row[7]]
         seen = [seen[k] for k in thinned(len(seen))]
         moved = np.cumsum([[row[2], row[3]] for row in rows] or [[0, 0]], axis=0) / 1024
@@ -326,7 +335,7 @@ def course(now: Snapshot, name: str) -> View:
             return {"rounds": []}
         similar = None if counts is None else off_diagonal(similarity(counts))
         moments = landmarks(rounds)
-        same = {(key, value) for key, value in ledger.meta(db).items() if key not in ("status", "finished", "reason")}
+        same = {(key, value) for key, value in run_db.meta(db).items() if key not in ("status", "finished", "reason")}
         whose = (entry.folder, frozenset(same))
         past = dict(zip(rounds[1:], rounds, strict=False))
         found = [_moment(db, whose, t, past.get(t), len(people), similar) for t in moments]
@@ -370,8 +379,8 @@ def compare(now: Snapshot, names: Sequence[str], against: str) -> View:
     for name in names:
         now.entry(name)
     runs = [run for scenario in now.scenarios for run in scenario.runs if str(run.result.folder) in set(names)]
-    rows = results.table([run.result for run in runs], against) if runs else []
-    ranks = results.ranks(rows)
+    rows = run_results.table([run.result for run in runs], against) if runs else []
+    ranks = run_results.ranks(rows)
     curves = [
         {"run": str(run.result.folder), "label": run.label, "title": title_of(run.label), "seed": run.result.seed,
          "scenario": run.result.scenario, "evaluated": run.result.evaluated, **_mean_curves([run])}
@@ -411,7 +420,7 @@ def _marks(db: sqlite3.Connection, run: str) -> list[View]:
     return [
         {"run": run, "round": t + 1, "kind": kind, "text": text,
          "client": names[i] if i is not None and i < len(names) else None}
-        for t, i, kind, text in reversed(ledger.events(db))
+        for t, i, kind, text in reversed(run_db.events(db))
     ]  # fmt: skip
 
 
@@ -434,7 +443,7 @@ def _sessions(entry: Entry) -> list[View]:
 
 def config(now: Snapshot, name: str) -> View:
     entry = now.entry(name)
-    about = _open(entry, lambda db: {"about": ledger.meta(db)})
+    about = _open(entry, lambda db: {"about": run_db.meta(db)})
     try:
         text = (entry.folder / CONFIG).read_text(encoding="utf-8")
         tables = tomllib.loads(text)

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedapa.data.datasets.sources import SOURCES, Dataset, SourceInfo, data_folder, fetch, is_present, load
     from fedapa.data.federated import ClientData, Federated, Split, federate, from_arrays, warnings
     from fedapa.data.inspect import bubble_plot, table
     from fedapa.data.partition import RULES, Partition, fingerprint, label_counts, split
-    from fedapa.data.sources import SOURCES, Dataset, SourceInfo, data_folder, fetch, is_present, load
 
 __all__ = [
     "RULES",

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data import shares
-from fedapa.data.shares import Draw, Floats, Index
+from fedapa.data import partition_math
+from fedapa.data.partition_math import Draw, Floats, Index
 from fedapa.errors import InputError, RunError
 
 T = TypeVar("T")
@@ -89,10 +89,10 @@ def pathological(
     _check_several_classes(request)
     _check_classes_per_client(request, classes_per_client)
     _check_groups_come_out(request, classes_per_client)
-    holders = shares.greedy_holders(clients, request.classes, classes_per_client)
+    holders = partition_math.greedy_holders(clients, request.classes, classes_per_client)
 
     def draw(rng: np.random.Generator, candidates: int) -> Floats:
-        return shares.normalised(holders * rng.uniform(0.3, 0.7, (candidates, *holders.shape)))
+        return partition_math.normalised(holders * rng.uniform(0.3, 0.7, (candidates, *holders.shape)))
 
     return _drawn(request, draw)
 
@@ -118,8 +118,8 @@ def random_classes(
     def draw(rng: np.random.Generator, candidates: int) -> Floats:
         # One block of numbers per candidate: the batch size then does not change what is drawn.
         numbers = rng.random((candidates, sum(sizes) + 2 * math.prod(sizes)))
-        holders, weights = shares.random_holders(numbers, *sizes, classes_per_client)
-        return shares.normalised(holders * (0.4 + 0.2 * weights))
+        holders, weights = partition_math.random_holders(numbers, *sizes, classes_per_client)
+        return partition_math.normalised(holders * (0.4 + 0.2 * weights))
 
     return _drawn(request, draw)
 
@@ -183,7 +183,7 @@ def by_group(
     request = _request("by-group", y_train, y_test, names.size if clients is None else clients, seed, given)
     _check_groups(request, names, groups)
     owners = [np.searchsorted(names, of_samples) for of_samples in groups]
-    train, test = (shares.indices(owner, names.size) for owner in owners)
+    train, test = (partition_math.indices(owner, names.size) for owner in owners)
     _check_sizes(request, _lengths(train), _lengths(test), names)
     return Partition(train, test, _header(request, redraws=0) | {"names": names.tolist()})
 
@@ -449,14 +449,14 @@ def _drawn(request: Request, draw: Draw) -> Partition:
     _check_enough(request)
     rng = np.random.default_rng(request.seed)
     bound = int(request.given["max_redraws"])
-    search = shares.first_acceptable(draw, rng, request.counts, request.clients, request.minimum, bound)
+    search = partition_math.first_acceptable(draw, rng, request.counts, request.clients, request.minimum, bound)
     if search.shares is None:
         raise _exhausted(request, search)
-    train, test = (shares.floor_sizes(search.shares, counts) for counts in request.counts)
+    train, test = (partition_math.floor_sizes(search.shares, counts) for counts in request.counts)
     return _partition(request, (train, test), search.redraws)
 
 
-def _exhausted(request: Request, search: shares.Search) -> InputError:
+def _exhausted(request: Request, search: partition_math.Search) -> InputError:
     """Say which minimum failed in the draw that came nearest."""
     part = "train" if search.best[0] <= request.minimum[0] else "test"
     size, minimum = (b[part == "test"] for b in (search.best, request.minimum))
@@ -473,7 +473,7 @@ def _partition(
     request: Request, sizes: tuple[Index, Index], redraws: int, shuffle: np.random.Generator | None = None
 ) -> Partition:
     train, test = (
-        shares.indices(shares.owners(codes, of_part, shuffle), request.clients)
+        partition_math.indices(partition_math.owners(codes, of_part, shuffle), request.clients)
         for codes, of_part in zip(request.codes, sizes, strict=True)
     )
     return Partition(train, test, _header(request, redraws))

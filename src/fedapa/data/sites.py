@@ -16,9 +16,9 @@ import torch
 
 from fedapa.data import schema as schemas
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside
-from fedapa.data.images import in_folder, mode_of, paths_beside, read_images
 from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
+from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
 from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
@@ -100,7 +100,7 @@ def described(sites: Sites, data_dir: Path | None = None) -> Sites:
     if sites.source is None:
         _check(sites)
         return sites
-    from fedapa.data.heart import heart_disease
+    from fedapa.data.datasets.heart_disease import heart_disease
 
     if sites.source != "heart-disease":
         raise InputError(f"there are no sites called '{sites.source}'", "known is heart-disease; or name your files")

@@ -38,8 +38,8 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local, own_start
-from fedapa.task.task import Batch, Task, cross_entropy
+from fedapa.training.local import Local, own_start
+from fedapa.training.task import Batch, Task, cross_entropy
 
 
 @dataclass(frozen=True)

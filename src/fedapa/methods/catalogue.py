@@ -173,7 +173,7 @@ def make(name: str, **settings: Any) -> Method:
 
 
 def _wrapper_class(name: str) -> Any:
-    return getattr(importlib.import_module("fedapa.methods.wrap"), WRAPPERS[name].name)
+    return getattr(importlib.import_module("fedapa.methods.wrappers"), WRAPPERS[name].name)
 
 
 def _own(wrapper: Any) -> list[str]:

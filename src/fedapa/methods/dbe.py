@@ -39,8 +39,8 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Batch, Task
+from fedapa.training.local import Local
+from fedapa.training.task import Batch, Task
 
 FINDING, TELLING = 0, 1  # phases of a message: the mean is being found, is told now; 2: was told before
 

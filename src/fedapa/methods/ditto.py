@@ -35,8 +35,8 @@ from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.fedprox import pull
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy, proximal
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy, proximal
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local, Loss
-from fedapa.task.task import Batch, Task, cross_entropy
+from fedapa.training.local import Local, Loss
+from fedapa.training.task import Batch, Task, cross_entropy
 
 STREAMS = 10_000  # the mixing draws from streams of its own: local training sees the batches that FedAvg's would
 

@@ -46,8 +46,8 @@ from fedapa.core.tree import Tree, grown, with_rows
 from fedapa.errors import InputError
 from fedapa.methods.fedprox import pull
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, proximal
+from fedapa.training.local import Local
+from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)

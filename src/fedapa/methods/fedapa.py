@@ -39,8 +39,8 @@ from fedapa.core.tree import Tree, with_rows, writable
 from fedapa.core.weights import Buffer, SelfWeight, Sign
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)

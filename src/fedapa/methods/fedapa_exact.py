@@ -43,12 +43,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedapa.core import rows, weights
+from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 Rule = Literal["cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
 Measure = Literal["direction", "distance"]
@@ -130,7 +130,7 @@ class FedAPAExact(Method):
         M, new = task.clients - 1, self.init(task, 0)[0]
         new["theta"] = grown({"theta": server["theta"]}, new)["theta"]
         new["A"][:, :M, :M], new["gaps"][:, :M, :M] = server["A"], server["gaps"]
-        far = torch.stack([rows.lengths(gaps, torch.ones(M)) for gaps in server["gaps"]])
+        far = torch.stack([exact_weights.lengths(gaps, torch.ones(M)) for gaps in server["gaps"]])
         new["gaps"][:, M, :M] = new["gaps"][:, :M, M] = far
         new["heard"][:M] = server["heard"]
         for name in self._memory(1, 1):
@@ -142,7 +142,7 @@ class FedAPAExact(Method):
 
     def watch(self, server: Tree) -> Tree:
         A = server["A"].mean(0)
-        found = {"A": A, "collaborators": rows.collaborators(A), "groups": rows.groups(A)}
+        found = {"A": A, "collaborators": exact_weights.collaborators(A), "groups": exact_weights.groups(A)}
         return found | ({"blocks": server["A"]} if self.blocks else {})
 
     def limits(self) -> dict[str, Method]:
@@ -152,24 +152,24 @@ class FedAPAExact(Method):
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
         gaps, known = self._measured(new, block), new["heard"] > 0
         if self.rule in ("neighbour", "noise"):
-            return rows.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
+            return exact_weights.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
         if self.rule in ("cut", "settle") and new["heard"][i] > self.patience:
-            everybody, known = known, rows.companions(gaps, i, known, self.clear)
+            everybody, known = known, exact_weights.companions(gaps, i, known, self.clear)
             if self.rule == "settle" and torch.equal(known, everybody):
                 ridge = math.inf
-        return rows.shared(rows.of_others(gaps, i, known, ridge), i, share)
+        return exact_weights.shared(exact_weights.of_others(gaps, i, known, ridge), i, share)
 
     def _measured(self, server: Tree, block: int) -> Tensor:
         gaps: Tensor = server["gaps"][block]
-        return gaps if self.measure == "distance" else rows.directions(gaps, server["heard"] > 0)
+        return gaps if self.measure == "distance" else exact_weights.directions(gaps, server["heard"] > 0)
 
     def _noise(self, old: Tree, new: Tree, block: int, i: int, moved: Tensor) -> float:
         """V_i: half the way to the nearest other model, or how far its own moved since the last visit, averaged."""
         if self.rule == "neighbour":
-            return float(rows.nearest(self._measured(new, block), i, new["heard"] > 0)) / 2
+            return float(exact_weights.nearest(self._measured(new, block), i, new["heard"] > 0)) / 2
         new["noise"][block, i] = noise = (old["noise"][block, i] + moved) / 2 if old["heard"][i] else moved
-        unit = 1.0 if self.measure == "distance" else rows.lengths(new["gaps"][block], new["heard"] > 0)[i]
+        unit = 1.0 if self.measure == "distance" else exact_weights.lengths(new["gaps"][block], new["heard"] > 0)[i]
         return float(noise / unit) if unit > 0 else 0.0
 
     def _ridge_and_share(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> tuple[float, float]:
@@ -186,16 +186,20 @@ class FedAPAExact(Method):
     def _steadied(self, old: Tree, new: Tree, block: int, i: int) -> float:
         """A larger ridge for a row that changed much since the last round, a smaller one for a row that did not."""
         ridge = float(old["ridges"][block, i])
-        then, now = (rows.of_others(self._measured(tree, block), i, tree["heard"] > 0, ridge) for tree in (old, new))
+        then, now = (
+            exact_weights.of_others(self._measured(tree, block), i, tree["heard"] > 0, ridge) for tree in (old, new)
+        )
         jumps = float((now - then).abs().sum()) / 2 > STABLE
         return min(max(ridge * FACTOR if jumps else ridge / FACTOR, STEEPEST), FLATTEST)
 
     def _errors(self, old: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """[G] how far every candidate's mixture of the last round's models was from what the client sends now."""
         gaps, known = old["gaps"][block], old["heard"] > 0
-        steep = {ridge: rows.of_others(self._measured(old, block), i, known, ridge) for ridge in RIDGES}
-        found = [rows.miss(rows.shared(steep[ridge], i, share), ahead, gaps) for ridge, share in CANDIDATES]
-        return torch.stack(found) / rows.spread(gaps, i, known).clamp(min=torch.finfo(gaps.dtype).tiny)
+        steep = {ridge: exact_weights.of_others(self._measured(old, block), i, known, ridge) for ridge in RIDGES}
+        found = [
+            exact_weights.miss(exact_weights.shared(steep[ridge], i, share), ahead, gaps) for ridge, share in CANDIDATES
+        ]
+        return torch.stack(found) / exact_weights.spread(gaps, i, known).clamp(min=torch.finfo(gaps.dtype).tiny)
 
     def _memory(self, L: int, M: int) -> Tree:
         """What the rule remembers of every client."""

@@ -30,13 +30,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedapa.core import rows, weights
+from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.method import Method, When, hyper
 from fedapa.streams import stream
-from fedapa.task.local import Local, Pass
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local, Pass
+from fedapa.training.task import Task, cross_entropy
 
 STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -60,7 +60,7 @@ class FedAPAScored(Method):
         return {**server, "losses": torch.zeros(task.clients, len(STEPS))}, client
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        ends = torch.stack([server["A"][0, i], rows.even(i, server["heard"] > 0).float()])
+        ends = torch.stack([server["A"][0, i], exact_weights.even(i, server["heard"] > 0).float()])
         return {"ends": torch.stack(weights.mix(ends, server["theta"])), "losses": server["losses"][i].clone()}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
@@ -89,9 +89,14 @@ class FedAPAScored(Method):
 
     def watch(self, server: Tree) -> Tree:
         c = STEPS[server["losses"].argmin(1)][:, None]
-        even = torch.stack([rows.even(i, server["heard"] > 0) for i in range(len(c))]).float()
+        even = torch.stack([exact_weights.even(i, server["heard"] > 0) for i in range(len(c))]).float()
         A = (1 - c) * server["A"][0] + c * even
-        return {"A": A, "collaborators": rows.collaborators(A), "groups": rows.groups(A), "dial": c[:, 0]}
+        return {
+            "A": A,
+            "collaborators": exact_weights.collaborators(A),
+            "groups": exact_weights.groups(A),
+            "dial": c[:, 0],
+        }
 
     @property
     def _exact(self) -> FedAPAExact:

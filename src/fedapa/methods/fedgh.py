@@ -33,8 +33,8 @@ from torch import Tensor
 from fedapa.core.prototypes import class_means, class_sums
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from fedapa.core import prototypes as proto
 from fedapa.core import simplex
 from fedapa.core.tree import Tree, weighted_mean, with_rows
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Batch, Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Batch, Task, cross_entropy
 
 SMALL = 1e-3  # QP weights below this are dropped
 

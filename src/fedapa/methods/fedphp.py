@@ -39,8 +39,8 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Batch, Task
+from fedapa.training.local import Local
+from fedapa.training.task import Batch, Task
 
 BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FLOOR = 1e-3

@@ -36,8 +36,8 @@ from torch import Tensor
 from fedapa.core import prototypes as proto
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Method, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Batch, Task
+from fedapa.training.local import Local
+from fedapa.training.task import Batch, Task
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, proximal
+from fedapa.training.local import Local
+from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)

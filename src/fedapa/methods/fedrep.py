@@ -29,8 +29,8 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
 from fedapa.methods.method import Method, When, hyper
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)

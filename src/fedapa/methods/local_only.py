@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Method
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)

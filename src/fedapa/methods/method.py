@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
-from fedapa.task.local import Local
-from fedapa.task.task import Task
+from fedapa.training.local import Local
+from fedapa.training.task import Task
 
 When = Literal["before", "after"]
 Schedule = Literal["parallel", "sequential"]

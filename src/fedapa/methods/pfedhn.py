@@ -43,13 +43,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedapa.core import hyper as hypernet
+from fedapa.core import hypernetworks as hypernet
 from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, When, hyper
 from fedapa.streams import stream
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 CHUNK = 2048  # rows of the output layer that are updated at a time, to stay in the cache
 

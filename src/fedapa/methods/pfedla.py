@@ -37,12 +37,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedapa.core import hyper as hypernet
+from fedapa.core import hypernetworks as hypernet
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, When, hyper
 from fedapa.streams import stream
-from fedapa.task.local import Local
-from fedapa.task.task import Task, cross_entropy
+from fedapa.training.local import Local
+from fedapa.training.task import Task, cross_entropy
 
 Pieces = list[tuple[slice, int]]  # which part of omega belongs to which layer
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.inspect import save_figure
-from fedapa.run.checkpoint import write_atomically
+from fedapa.store.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedapa.data.inspect import draw_bubbles, ticks
-from fedapa.report import drawing
-from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
-from fedapa.run import results
-from fedapa.run.gather import (
+from fedapa.analysis import run_results
+from fedapa.analysis.client_similarity import (
+    Index,
+    clustered,
+    groups,
+    moved,
+    off_diagonal,
+    partners,
+    rank_correlation,
+    similarity,
+)
+from fedapa.analysis.run_reader import (
     LARGEST_MATRIX,
     Curve,
     Floats,
@@ -23,16 +30,9 @@ from fedapa.run.gather import (
     mean_curve,
     title_of,
 )
-from fedapa.run.likeness import (
-    Index,
-    clustered,
-    groups,
-    moved,
-    off_diagonal,
-    partners,
-    rank_correlation,
-    similarity,
-)
+from fedapa.data.inspect import draw_bubbles, ticks
+from fedapa.report import drawing
+from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,8 +206,8 @@ def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
     everyone = [run.result for run in scenario.runs]
     found = []
     for run in scenario.of(label):
-        for mine, local in results.pairs([run.result], everyone, "local"):
-            found.append((run, np.where(run.result.honest, results.gaps(mine, local), np.nan)))
+        for mine, local in run_results.pairs([run.result], everyone, "local"):
+            found.append((run, np.where(run.result.honest, run_results.gaps(mine, local), np.nan)))
     return found
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedapa.analysis import run_results
+from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, title_of
+from fedapa.analysis.statistics import FEWEST
 from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
-from fedapa.run import results
-from fedapa.run.checkpoint import write_atomically
-from fedapa.run.folder import make_folder
-from fedapa.run.gather import Gathered, Run, Scenario, gather, title_of
-from fedapa.run.statistics import FEWEST
+from fedapa.store.checkpoint import write_atomically
+from fedapa.store.run_folder import make_folder
 
 if TYPE_CHECKING:
-    from fedapa.run.statistics import Ranks
+    from fedapa.analysis.statistics import Ranks
 
 Step = Callable[[str, int, int], None]  # what was drawn, how many so far, of how many
 NONE = "–"
@@ -273,7 +273,7 @@ def _tiles(
 def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers say, the unpleasant included."""
     told, score = [], {row["method"]: figures.last(scenario, row["method"]) for row in rows}
-    if line := results.who_wins(rows, title_of):
+    if line := run_results.who_wins(rows, title_of):
         told.append(line)
     local = next((row for row in rows if row["method"] == "local"), None)
     if local is None:
@@ -469,7 +469,7 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
 
 def _ranks(scenarios: Sequence[Scenario]) -> Ranks | None:
     rows = [row for scenario in scenarios for row in scenario.rows if figures.last(scenario, row["method"]) >= 0]
-    return results.ranks(rows)
+    return run_results.ranks(rows)
 
 
 def _cell(row: dict[str, Any] | None) -> str:

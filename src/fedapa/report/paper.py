@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from fedapa.analysis.run_reader import settings
 from fedapa.methods.catalogue import METHODS, make
-from fedapa.run.gather import settings
 
 WHERE = ("source", "partition", "alpha", "classes_per_client", "clients")
 ABLATED = {"source": "cifar10", "partition": "dirichlet", "alpha": 0.1, "clients": 20}  # of Tables 2 to 4

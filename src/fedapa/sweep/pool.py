@@ -99,7 +99,7 @@ def _end_with_parent(alive: Connection) -> None:
 
 def _play_one(path: Path, say: Callable[..., None]) -> None:
     from fedapa.config.experiment import execute
-    from fedapa.run.folder import InUse
+    from fedapa.store.run_folder import InUse
 
     say(path, "started")
     try:

@@ -18,8 +18,8 @@ from torch.func import vmap
 from fedapa.core import weights
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.fedapa import FedAPA
-from fedapa.task.task import Batch, Task, cross_entropy
-from fedapa.theory.watch import Round
+from fedapa.theory.trace import Round
+from fedapa.training.task import Batch, Task, cross_entropy
 
 Numbers = npt.NDArray[np.float64]
 TOGETHER = 256  # models looked at in one go

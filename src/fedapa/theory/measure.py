@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from fedapa.core.weights import Sign
 from fedapa.methods.fedapa import FedAPA
-from fedapa.run.loop import Plan
+from fedapa.rounds.loop import Plan
 from fedapa.theory import bound
 from fedapa.theory.bound import Constants, Numbers, Steps
 from fedapa.theory.problem import BATCH, SAMPLES, Problem
-from fedapa.theory.watch import play
+from fedapa.theory.trace import play
 
 SURE = 3.0  # standard errors by which a mean must exceed a bound on an expectation before we call it broken
 

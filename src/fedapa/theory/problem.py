@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedapa.data.federated import Federated, from_arrays
-from fedapa.run.simulate import make_task
-from fedapa.task.task import Task, Training
+from fedapa.simulation import make_task
+from fedapa.training.task import Task, Training
 
 Array = npt.NDArray[Any]
 FEATURES, CLASSES, HIDDEN = 4, 3, 4

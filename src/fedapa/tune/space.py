@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedapa.config.load import check, settings_of, training_of
-from fedapa.config.schema import Config
+from fedapa.config.sections import Config
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, entry, make
 from fedapa.methods.method import Method

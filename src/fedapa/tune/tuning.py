@@ -16,12 +16,12 @@ from statistics import fmean
 from typing import Any
 
 from fedapa.config.load import dump
-from fedapa.run.files import make_folder, write_atomically
-from fedapa.run.folder import lock
-from fedapa.sweep import store, sweep
-from fedapa.tune.plan import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config
+from fedapa.store.atomic_io import make_folder, write_atomically
+from fedapa.store.run_folder import lock
+from fedapa.sweep import runner, sweep_db
 from fedapa.tune.search import Scored, propose
 from fedapa.tune.space import defaults, table
+from fedapa.tune.trials import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config
 
 TABLE, TUNED = "trials.csv", "tuned.toml"
 Row = dict[str, Any]
@@ -75,17 +75,17 @@ def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial]
     """Play the runs of some trials; one that fails is noted and stops no other."""
     by_method = {name: [trial for trial in fresh if trial.method == name] for name in plan.methods}
     scenarios = [(name, trial_config(plan, name, mine)) for name, mine in by_method.items() if mine]
-    paths = sweep.lay_out_all(scenarios, out)
+    paths = runner.lay_out_all(scenarios, out)
     runs, before = plan.runs * len(plan.methods), (len(trials) - len(fresh)) * len(plan.seeds)
 
-    def hear(now: sweep.Progress) -> None:
+    def hear(now: runner.Progress) -> None:
         if now.news is not None and now.news.what in ("finished", "failed"):
             save(out, plan, trials, rows(out, plan, trials))
         if tell is not None:
             done = before + len(paths) * (now.done / now.whole if now.whole else 1)
             tell(Progress(round(done * plan.rounds), runs * plan.rounds, before + now.finished, runs, now.news))
 
-    sweep.play(out, paths, jobs, hear)
+    runner.play(out, paths, jobs, hear)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -93,8 +93,8 @@ def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial]
 
 def rows(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
     """One row per trial: its settings, its score on held-out data by allocation and their mean, seconds and state."""
-    known = {run["path"]: run for run in store.read(out)} if sweep.is_sweep(out) else {}
-    held = store.held(out) if known else {}
+    known = {run["path"]: run for run in sweep_db.read(out)} if runner.is_sweep(out) else {}
+    held = sweep_db.held(out) if known else {}
     return [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held) for trial in trials]
 
 

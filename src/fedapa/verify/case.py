@@ -15,13 +15,13 @@ from torch import nn
 from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.methods.method import Method, Schedule
-from fedapa.run import loop
-from fedapa.run.engines import Engine
-from fedapa.run.loop import Plan, RoundLog, State
-from fedapa.run.simulate import make_task
-from fedapa.run.transport import InProcess, Record, Reply, Request
-from fedapa.task.local import Local
-from fedapa.task.task import Task, Training
+from fedapa.rounds import loop
+from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.transport import InProcess, Record, Reply, Request
+from fedapa.simulation import make_task
+from fedapa.training.engines.choice import Engine
+from fedapa.training.local import Local
+from fedapa.training.task import Task, Training
 
 Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3

@@ -15,15 +15,15 @@ from torch import Tensor
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
-from fedapa.native import available
-from fedapa.run import checkpoint
-from fedapa.run.checkpoint import Checkpoint
-from fedapa.run.engines import Engine
-from fedapa.run.evaluate import Counts
-from fedapa.run.loop import State
-from fedapa.run.transport import Reply
-from fedapa.task.local import Local, Loss
-from fedapa.task.task import Task
+from fedapa.rounds.evaluation import Counts
+from fedapa.rounds.loop import State
+from fedapa.rounds.transport import Reply
+from fedapa.store import checkpoint
+from fedapa.store.checkpoint import Checkpoint
+from fedapa.training.engines.choice import Engine
+from fedapa.training.engines.native import available
+from fedapa.training.local import Local, Loss
+from fedapa.training.task import Task
 from fedapa.verify.case import ROUNDS, Broken, Case, Outcome, Tampering
 
 JUMP = 2e-2  # the same for uploads that are rounded, where the engines' last digits decide between two steps

@@ -1,0 +1,1 @@
+"""Reads finished and running runs: results, statistics, similarity of clients."""

@@ -1,0 +1,396 @@
+"""Everything that a report or a dashboard tells, read from run folders alone; what cannot be read is named."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sqlite3
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapa.analysis import run_results
+from fedapa.analysis.run_results import Phase, RunResult
+from fedapa.data.datasets.sources import SOURCES
+from fedapa.errors import FedapaError, InputError
+from fedapa.methods.catalogue import METHODS
+from fedapa.store import run_db
+from fedapa.store.run_folder import CONFIG, runs_under
+
+Floats = npt.NDArray[np.float64]
+LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
+# Keys that do not change what is learned, or only where the numbers come from.
+ASIDE = {
+    "data": ("data_dir", "seed"),
+    "run": ("workers", "engine", "checkpoint_every", "evaluate_every", "mmap_above_mb"),
+}
+
+
+class Client(NamedTuple):
+    name: str
+    train: int
+    test: int
+    labels: tuple[int, ...]  # train samples of every class
+
+
+class Curve(NamedTuple):
+    rounds: Floats  # counted from 1
+    pooled: Floats  # percent; NaN where run.db holds no finite number
+
+
+class Spent(NamedTuple):
+    """Seconds of the clock per round; work at the clients is shared out by what they did."""
+
+    training: float
+    other: float  # receiving and evaluating
+    server: float
+
+    @property
+    def whole(self) -> float:
+        return self.training + self.other + self.server
+
+
+@dataclass(frozen=True)
+class Run:
+    result: RunResult
+    about: dict[str, str]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    clients: tuple[Client, ...]
+    curves: dict[str, Curve]  # before, after
+    spent: Spent
+    mib: float  # down and up, all rounds and clients
+    events: Counter[str]
+    matrices: list[tuple[int, Floats]] = field(default_factory=list)  # (round from 1, A [M, M])
+
+    @property
+    def label(self) -> str:
+        return self.result.label
+
+    @property
+    def curve(self) -> Curve:
+        return self.curves[self.result.evaluated]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.result.status == "finished"
+
+
+class Trouble(NamedTuple):
+    """A run that has no numbers to show, and why."""
+
+    folder: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Runs that can be compared: same data, partition rule, clients, model and training."""
+
+    title: str
+    runs: tuple[Run, ...]
+    rows: tuple[dict[str, Any], ...]  # one per method, as `fedapa compare` has them
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    def of(self, label: str) -> list[Run]:
+        return [run for run in self.runs if run.label == label]
+
+
+class Gathered(NamedTuple):
+    scenarios: list[Scenario]
+    troubles: list[Trouble]
+
+
+def gather(folder: Path) -> Gathered:
+    """All runs at or below a folder, by scenario."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder", "name a folder of runs; `fedapa run` makes one")
+    paths = runs_under(folder)
+    if not paths:
+        raise InputError(f"no run under {folder}", "`fedapa run CONFIG --out DIR` makes some")
+    found = [read_run(path, name_of(path, folder)) for path in paths]
+    runs = [run for run in found if isinstance(run, Run)]
+    return Gathered(scenarios_of(runs), [trouble for trouble in found if isinstance(trouble, Trouble)])
+
+
+# ---------------------------------------------------------------------------------------------------------- one run
+
+
+def name_of(path: Path, folder: Path) -> str:
+    """What a run is called in the folder that holds it."""
+    return str(path.relative_to(folder)) if path != folder else path.name
+
+
+def read_run(folder: Path, name: str, with_matrices: bool = True) -> Run | Trouble:
+    try:
+        result = run_results.read(folder)
+        if result is None:
+            return _without_results(folder, name)
+        with run_db.reading(folder / "run.db") as db:
+            config, environment = read_toml(folder / CONFIG), read_json(folder / "env.json")
+            return _run(_sound(result, name), db, config, environment, with_matrices)
+    except FedapaError as error:
+        return Trouble(name, "unreadable", error.message)
+    except (sqlite3.Error, ValueError, TypeError, KeyError, LookupError) as error:
+        return Trouble(name, "unreadable", f"run.db holds something unexpected: {error!r}")
+
+
+def _sound(result: RunResult, name: str) -> RunResult:
+    """Numbers that are not finite become NaN, which every mean passes on and no maximum picks."""
+    before, after = (_finite_phase(phase) for phase in (result.before, result.after))
+    return replace(result, folder=Path(name), before=before, after=after)
+
+
+def _finite_phase(phase: Phase) -> Phase:
+    curve = np.array([_finite(value) for value in phase.curve])
+    if np.isfinite(curve).all():
+        return phase
+    best = float(np.nanmax(curve)) if np.isfinite(curve).any() else float("nan")
+    return replace(phase, last=float(curve[-1]), best=best, tail=float("nan"))
+
+
+def _without_results(folder: Path, name: str) -> Trouble:
+    if not run_db.is_begun(folder / "run.db"):
+        return Trouble(name, "planned", "not started")
+    with run_db.reading(folder / "run.db") as db:
+        about = run_db.meta(db)
+    return Trouble(name, about.get("status", "planned"), about.get("reason") or "no evaluated round yet")
+
+
+def _run(
+    result: RunResult, db: sqlite3.Connection, config: dict[str, Any], environment: dict[str, Any], with_matrices: bool
+) -> Run:
+    about = run_db.meta(db)
+    clients = clients_of(db)
+    curves = {phase: _curve(db, phase) for phase in ("before", "after")}
+    (moved,) = db.execute("SELECT sum(down_bytes + up_bytes) FROM round").fetchone()
+    kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
+    return Run(
+        result, about, config, environment, clients, curves, _spent(db), (moved or 0) / 2**20, kinds,
+        list(matrices(db, len(clients))) if with_matrices else [],
+    )  # fmt: skip
+
+
+def clients_of(db: sqlite3.Connection) -> tuple[Client, ...]:
+    return tuple(_client(*row) for row in db.execute("SELECT name, train, test, labels FROM client ORDER BY client"))
+
+
+def _client(name: str, train: int, test: int, labels: str) -> Client:
+    return Client(str(name), train, test, tuple(int(n) for n in labels.split(",") if n))
+
+
+def _curve(db: sqlite3.Connection, phase: str) -> Curve:
+    rows = run_db.curve(db, phase)
+    pooled = np.array([_finite(summary.pooled) for _, summary in rows])
+    return Curve(np.array([float(t) for t, _ in rows]), pooled)
+
+
+def _finite(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else float("nan")
+
+
+def _spent(db: sqlite3.Connection) -> Spent:
+    query = "SELECT count(*), sum(seconds), sum(training_seconds), sum(server_seconds) FROM round"
+    rounds, whole, training, server = db.execute(query).fetchone()
+    (visits,) = db.execute("SELECT sum(seconds) FROM client_round").fetchone()
+    at_clients, share = whole - server, min(1.0, training / visits) if visits else 0.0
+    return Spent(*(value / max(rounds, 1) for value in (at_clients * share, at_clients * (1 - share), server)))
+
+
+def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
+    """Every round's A, or that of one; ``round`` counts from 1."""
+    if clients <= LARGEST_MATRIX:
+        yield from run_db.matrices(db, clients, round)
+
+
+def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
+    """One client's row of A over the rounds, without reading the others' rows."""
+    query = "SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE name = 'A' ORDER BY round"
+    for t, shape, blob in db.execute(query, (4 * clients * client + 1, 4 * clients)):
+        if json.loads(shape) == [clients, clients]:
+            yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
+
+
+def weight_rounds(db: sqlite3.Connection) -> list[int]:
+    """The rounds, from 1, in which A was recorded."""
+    return [t + 1 for (t,) in db.execute("SELECT round FROM watched WHERE name = 'A' ORDER BY round")]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A run without a readable config still has its numbers."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+# -------------------------------------------------------------------------------------------------------- scenarios
+
+
+def scenarios_of(runs: Iterable[Run]) -> list[Scenario]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_key(run), sort_keys=True), []).append(run)
+    keys = [_key(group[0]) for group in groups.values()]
+    titles = _distinct([_title(key) for key in keys], keys)
+    return [_scenario(title, _told_apart(group)) for title, group in zip(titles, groups.values(), strict=True)]
+
+
+def _key(run: Run) -> dict[str, Any]:
+    """What must be equal for two runs to be compared."""
+    tables = {name: run.config.get(name) or {} for name in ("data", "model", "training", "run", "attack")}
+    key = {
+        f"{name}.{word}": value
+        for name, table in tables.items()
+        for word, value in table.items()
+        if word not in ASIDE.get(name, ())
+    }
+    if not key:  # no config: what run.db says of itself
+        plan = settings(run.about.get("plan", ""))
+        key = {f"run.{word}": value for word, value in plan.items() if word not in ("seed", "evaluate_every")}
+        key |= {"data.source": run.about.get("source", "data"), "data.clients": len(run.clients)}
+        key |= {f"training.{word}": value for word, value in settings(run.about.get("training", "")).items()}
+    return key
+
+
+def _title(key: dict[str, Any]) -> str:
+    named = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fmnist": "Fashion-MNIST"}
+    source, rule = str(key.get("data.source", "data")), str(key.get("data.partition", ""))
+    rule = {"dirichlet": "Dirichlet", "iid": "IID"}.get(rule, Path(rule).name if rule.endswith(".npz") else rule)
+    if "data.alpha" in key:
+        rule += f" {key['data.alpha']:g}"
+    if "data.classes_per_client" in key:
+        rule += f", {key['data.classes_per_client']} classes each"
+    parts = [named.get(source, source), rule, f"{key.get('data.clients', '?')} clients", _attack(key)]
+    return " · ".join(part for part in parts if part)
+
+
+def _attack(key: dict[str, Any]) -> str:
+    """How many clients lie, and how."""
+    if "attack.kind" not in key:
+        return ""
+    who, factor = key.get("attack.clients", 1), f" {key['attack.factor']:g}" if "attack.factor" in key else ""
+    return f"{len(who) if isinstance(who, list) else who} lie ({key['attack.kind']}{factor})"
+
+
+def _distinct(titles: Sequence[str], keys: Sequence[dict[str, Any]]) -> list[str]:
+    """Scenarios of the same title say what else differs between them."""
+    found = []
+    for title, key in zip(titles, keys, strict=True):
+        rivals = [other for name, other in zip(titles, keys, strict=True) if name == title]
+        words = sorted({word for other in rivals for word in other if other.get(word) != key.get(word)})
+        extra = [f"{word.partition('.')[2]} {key[word]}" for word in words if word in key]
+        found.append(" · ".join([title, *extra]))
+    return found
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Runs of one name and other hyper-parameters are methods of their own: the name says in what they differ."""
+    given = {id(run): settings(run.about.get("method", "")) for run in runs}
+    found = []
+    for run in runs:
+        rivals = [given[id(other)] for other in runs if other.label == run.label]
+        common = set.intersection(*(set(words) for words in rivals)) if rivals else set()
+        differing = sorted(word for word in common if len({repr(words[word]) for words in rivals}) > 1)
+        extra = ", ".join(f"{word}={given[id(run)][word]}" for word in differing)
+        name = f"{run.label} ({extra})" if extra else run.label
+        found.append(replace(run, result=replace(run.result, label=name)))
+    return found
+
+
+def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
+    runs = [replace(run, result=replace(run.result, scenario=title)) for run in runs]
+    rows = run_results.table([run.result for run in runs])
+    return Scenario(title, tuple(runs), tuple(rows), tuple(_notes(runs)))
+
+
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    yield from run_results.protection([run.result for run in runs])
+    if any(not run.is_whole for run in runs):
+        names = ", ".join(
+            f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
+        )
+        yield f"Not finished: {names}. They do not count beside finished runs of the same method."
+    if versions := run_results.mixed([run.result for run in runs]):
+        yield f"{versions[0].upper()}{versions[1:]}."
+    broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
+    if broken:
+        yield f"Accuracies that are not finite are left out: {', '.join(broken)}."
+    twice = [key for key, n in Counter((run.label, run.result.seed) for run in runs).items() if n > 1]
+    if twice:
+        names = ", ".join(f"{label} seed {seed}" for label, seed in twice)
+        yield f"More than one run of {names}; their mean counts once."
+    marks = Counter[str]()
+    for run in runs:
+        marks += run.events
+    if marks:
+        yield f"During the rounds: {', '.join(f'{n} x {kind}' for kind, n in marks.items())}."
+
+
+def class_names(run: Run) -> list[str]:
+    known = SOURCES.get(run.about.get("source", ""))
+    classes = len(run.clients[0].labels) if run.clients else 0
+    return list(known.class_names) if known and known.classes == classes else [str(k) for k in range(classes)]
+
+
+def title_of(label: str) -> str:
+    """The name that papers use, for labels that are registered methods."""
+    base, space, rest = label.partition(" ")
+    return METHODS[base].title + space + rest if base in METHODS else label
+
+
+def label_counts(clients: Sequence[Client]) -> npt.NDArray[np.int64] | None:
+    """[clients, classes] train samples."""
+    rows = [client.labels for client in clients]
+    if not rows or not rows[0] or len({len(row) for row in rows}) > 1 or not np.any(rows):
+        return None
+    return np.array(rows, dtype=np.int64)
+
+
+def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
+    """Over seeds, in the rounds that all of them evaluated; ``phase`` None: the model that is reported."""
+    curves = [run.curves[phase] if phase else run.curve for run in runs]
+    rounds = curves[0].rounds
+    for curve in curves[1:]:
+        rounds = np.intersect1d(rounds, curve.rounds)
+    picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
+    return Curve(rounds, np.mean(picked, axis=0))
+
+
+def settings(description: str) -> dict[str, Any]:
+    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read.
+
+    A wrapper's are there beside those of the method inside it.
+    """
+    try:
+        call = ast.parse(description, mode="eval").body
+        assert isinstance(call, ast.Call)
+        return _words(call)
+    except (SyntaxError, ValueError, AssertionError):
+        return {}
+
+
+def _words(call: ast.Call) -> dict[str, Any]:
+    inner = [word.value for word in call.keywords if isinstance(word.value, ast.Call)]
+    plain = [word for word in call.keywords if word.value not in inner]
+    found = {word.arg: ast.literal_eval(word.value) for word in plain if word.arg}
+    return {key: value for one in inner for key, value in _words(one).items()} | found

@@ -1,0 +1,68 @@
+"""fedapa site dry-run"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedapa.cli import ui
+
+
+@click.command("dry-run", short_help="List every tensor that would leave")
+@click.argument("config")
+@click.option("--method", default="fedapa", show_default=True)
+@click.option("--site", metavar="NAME", help="Which site, where the config has several.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: --set run.rounds=10.")
+@click.option("--data-dir", type=click.Path(file_okay=False), help="Folder of the data files.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="wire.json", show_default=True)
+@ui.format_option
+def dry_run(
+    config: str, method: str, site: str | None, changes: tuple[str, ...], data_dir: str | None, out: Path, form: str
+) -> None:
+    """Play one round of the site of CONFIG without any network and list every tensor that would leave it.
+
+    The list is written to manifest.json; a client that joins a federation refuses to send anything else. Also says how
+    good the site is on its own.
+    """
+    from fedapa.cli import common
+    from fedapa.federation import manifest
+    from fedapa.site.dry_run import dry_run as play
+
+    if out.exists():
+        manifest.read(out)  # replaced only if it is what was written
+    wanted = common.read(config, method, None, changes, data_dir)
+    with ui.progress() as bar:
+        task = bar.add_task("training alone", total=wanted.run.rounds, note="")
+        found = play(wanted, wanted.methods[0], site, lambda log: bar.advance(task))
+    manifest.write(out, found.wire)
+    if form == "json":
+        scores = {"accuracy": found.accuracy._asdict(), "auc": found.auc._asdict()}
+        told = {"privacy": found.privacy, "warnings": found.warnings}
+        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **told})
+        return
+    _show(found, form)
+    ui.say(f"written to {out}; a client that joins with it sends nothing else")
+
+
+def _show(found: Any, form: str) -> None:
+    from fedapa.site.silo_scores import readable
+
+    unique = {str(row): row for message in found.wire["up"] for row in message}
+    rows = [
+        {**row, "shape": "x".join(map(str, row["shape"])), "who sees it": found.sees[row["name"]]}
+        for row in unique.values()
+    ]
+    if rows:
+        ui.show(rows, form, title=f"{found.site}: what leaves in every round of {found.method}")
+    else:
+        click.echo(f"{found.site}: nothing leaves with {found.method}")
+    for line in found.wire["once"]:
+        click.echo(f"leaves once: {line}")
+    for line in found.privacy:
+        click.echo(f"privacy: {line}")
+    for line in found.warnings:
+        ui.say(f"warning: {found.method}: {line}")
+    accuracy, area = readable(found.accuracy, 100, 1), readable(found.auc)
+    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: accuracy {accuracy} %, AUC {area}")

@@ -1,0 +1,105 @@
+"""fedapa site key | join | status | leave: a site of a real federation"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from fedapa.cli import ui
+from fedapa.cli.coordinator import _detached, _wait, require_flower
+
+kit_argument = click.argument("kit", type=click.Path(file_okay=False, path_type=Path))
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def key(folder: Path) -> None:
+    """Make this site's key in FOLDER; send site.pub to the coordinator, and put its kit's files beside site.key."""
+    require_flower()
+    from fedapa.errors import InputError
+    from fedapa.federation import keys
+    from fedapa.federation.kit import KEY
+    from fedapa.store.atomic_io import make_folder
+
+    make_folder(folder)
+    if (folder / KEY).exists():
+        raise InputError(f"{folder / KEY} exists", "choose another folder")
+    (folder / "site.pub").write_text(keys.make_site_key(folder / KEY))
+    ui.say(f"send {folder / 'site.pub'} to the coordinator; {folder / KEY} stays here")
+
+
+@click.command()
+@kit_argument
+@click.option(
+    "--data", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="A config here whose [data] counts."
+)
+@click.option("--share", type=click.IntRange(0), help="Which share of the data is this site's.")
+@click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
+@click.option("--detach", is_flag=True, help="In the background; `site leave` ends it.")
+def join(kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], detach: bool) -> None:
+    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here."""
+    require_flower()
+    from fedapa.federation import processes
+    from fedapa.federation.kit import read_kit, write_kit
+    from fedapa.transports.flower import site_supervisor
+
+    found = wanted = read_kit(kit)
+    wanted = wanted if data is None else replace(wanted, data=str(data.absolute()))
+    wanted = wanted if share is None else replace(wanted, share=share)
+    wanted = wanted if not models else replace(wanted, models=[*models])
+    if wanted != found:
+        write_kit(kit, wanted)
+    if detach:
+        if processes.running(kit / site_supervisor.PID) is not None:
+            ui.say("it runs already")
+            return
+        _detached(processes.python("fedapa.cli", "site", "join", str(kit)), kit / "log" / "join.log")
+        _wait(lambda: processes.running(kit / site_supervisor.PID) is not None, 60, f"see {kit}/log")
+        ui.say(f"{wanted.name} is joining; fedapa site status {shlex.quote(str(kit))}")
+        return
+    site_supervisor.site_processes(kit).run()
+
+
+@click.command()
+@kit_argument
+@ui.format_option
+def status(kit: Path, form: str) -> None:
+    """What this site is doing: running or not, last run and round, what went wrong, the states it keeps."""
+    require_flower()
+    from fedapa.federation import processes
+    from fedapa.federation import site_status as noted
+    from fedapa.federation.kit import read_kit
+    from fedapa.transports.flower import site_supervisor
+
+    found, facts = read_kit(kit), noted.read(kit)
+    states = sorted((kit / "states").glob("*/round-*.safetensors"))
+    row = {
+        "site": found.name,
+        "coordinator": found.coordinator,
+        "running": processes.running(kit / site_supervisor.PID) is not None,
+        "state": facts.get("state", ""),
+        "run": facts.get("run", ""),
+        "round": facts.get("round"),
+        "fault": facts.get("fault", ""),
+        "at": facts.get("at", ""),
+        "states": len(states),
+        "MB": sum(path.stat().st_size for path in states) / 1e6,
+    }
+    ui.show([row], form)
+
+
+@click.command()
+@kit_argument
+def leave(kit: Path) -> None:
+    """Stop taking part. States and kit stay; `site join` comes back to where it was."""
+    require_flower()
+    from fedapa.federation import processes
+    from fedapa.federation.kit import read_kit
+    from fedapa.transports.flower import site_supervisor
+
+    name = read_kit(kit).name
+    ui.say(f"{name} has left" if processes.stop(kit / site_supervisor.PID) else f"{name} was not running")
+    ui.say("for good: ask the coordinator for `fedapa coordinator remove-site`")

@@ -1,0 +1,1 @@
+"""What a coordinator and a site are, whatever carries their messages."""

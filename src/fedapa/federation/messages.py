@@ -1,0 +1,120 @@
+"""What a coordinator asks a site, and what it answers: plain values beside the tensors, checked on both ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, get_type_hints
+
+from flwr.app import ConfigRecord
+
+from fedapa.transports.flower.serialization import Unsound
+
+T = TypeVar("T")
+LONGEST_TEXT, LONGEST_LIST = 1_000_000, 100_000
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all sites of a run agree on; travels with every request, so that a site needs no memory of its own."""
+
+    run: str  # names the run for good, across resumes
+    config: str  # TOML: one method, one seed
+    names: list[str]  # the sites, in the order of their numbers
+    sizes: list[int]  # their training samples
+    engine: str
+    classes: int
+    shape: list[int]
+    mean: list[float]
+    std: list[float]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One visit. ``accepted`` and ``digest`` name the state that the site must start from."""
+
+    site: str
+    client: int
+    round: int
+    train: bool
+    evaluate: bool
+    evaluate_last: bool
+    accepted: int  # rounds done when the server last accepted an upload of this site; 0: the common start
+    digest: str  # of that state; empty: the common start
+    keep_from: int  # no older state will ever be asked for
+
+
+@dataclass(frozen=True)
+class Answer:
+    run: str
+    site: str
+    round: int
+    fault: str  # why there is no sound upload; empty if there is one
+    trained: bool  # an upload is enclosed
+    digest: str  # of the state that the upload came from
+    before: list[int]
+    after: list[int]
+    seconds: float
+    train_seconds: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """What do you have for a run of this config?"""
+
+    site: str
+    config: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a site says about its data: sizes and formats, no statistics of any value."""
+
+    site: str
+    fault: str
+    train: int
+    test: int
+    validation: int
+    classes: int
+    shape: list[int]
+    dtype: str
+    mean: list[float]
+    std: list[float]
+    labels: list[int]  # the classes that it has
+    fingerprint: str  # of the rows, keyed by a secret of the site
+    native: bool  # the native engine can run the model here
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Words from outside as one short line that no log or terminal takes for anything else."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
+def write(letter: Any) -> ConfigRecord:
+    return ConfigRecord(asdict(letter))
+
+
+def read(kind: type[T], record: object) -> T:
+    """The letter in a record from anywhere: every field there, of its type, and of sensible size."""
+    if not isinstance(record, Mapping):
+        raise Unsound("it holds no answer")
+    hints = get_type_hints(kind)
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    if names != set(record):
+        odd = sorted(names ^ set(record))[0]
+        raise Unsound(f"its field {odd[:40]!r} is missing or unknown")
+    return kind(**{name: _checked(name, record[name], hints[name]) for name in names})
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    inner = {list[int]: int, list[str]: str, list[float]: float}.get(hint)
+    if inner is not None:
+        if not isinstance(value, list) or len(value) > LONGEST_LIST:
+            raise Unsound(f"its field {name} is no list")
+        return [_checked(name, item, inner) for item in value]
+    if type(value) is not hint:
+        raise Unsound(f"its field {name} is of another type")
+    if (hint is float and not math.isfinite(value)) or (hint is str and len(value) > LONGEST_TEXT):
+        raise Unsound(f"its field {name} is out of range")
+    return value

@@ -1,0 +1,116 @@
+"""How a federation stands: its sites and its runs, read from the registry, the SuperLink and the run folders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fedapa.errors import InputError
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.registry import Coordinator
+from fedapa.store import checkpoint, run_db, run_folder
+from fedapa.store.checkpoint import Checkpoint
+from fedapa.transports.flower.grid_transport import _from_record
+from fedapa.transports.flower.session import Control
+
+SHOWN = 10  # events
+
+
+def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
+    online = _online(coordinator)
+    folders = run_folder.runs_under(runs) if runs is not None else []
+    about = [_run(path) for path in folders]
+    events = [event for path in folders for event in _events(path)]
+    marks = Counter((event["site"], event["kind"]) for event in events)
+    moved = sum((_moved(path) for path in folders), Counter[str]())
+    sites = [
+        {
+            "site": site.name,
+            "state": "removed"
+            if site.removed
+            else "unknown"
+            if online is None
+            else online.get(site.node, "registered"),
+            "added": site.added,
+            "refusals": marks[site.name, "refused"],
+            "absent": marks[site.name, "absent"],
+            "MB": moved[site.name] / 1e6,
+            "share": site.share,
+        }
+        for site in coordinator.sites()
+    ]
+    return {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+
+
+def _online(coordinator: Coordinator) -> dict[int, str] | None:
+    control = Control(coordinator)
+    try:
+        return {int(node.node_id): str(node.status) for node in control.nodes()}
+    except httpx.HTTPError:
+        return None
+    finally:
+        control.close()
+
+
+def _moved(path: Path) -> Counter[str]:
+    """Bytes down and up of every site in one run."""
+    agreement = read_agreement(path)
+    if agreement is None or not run_db.is_begun(path / "run.db"):
+        return Counter()
+    with run_db.reading(path / "run.db") as db:
+        totals = run_db.client_totals(db)
+    return Counter({name: down + up for name, (_, down, up, _) in zip(agreement.terms.names, totals, strict=False)})
+
+
+def _run(path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": path.name, "status": run_folder.status(path), "round": run_folder.rounds_done(path)}
+    agreement = read_agreement(path)
+    row |= {"sites": len(agreement.terms.names) if agreement else None, "before %": None, "after %": None, "MB": None}
+    if not run_db.is_begun(path / "run.db"):
+        return row
+    with run_db.reading(path / "run.db") as db:
+        for phase in ("before", "after"):
+            if curve := run_db.curve(db, phase):
+                row[f"{phase} %"] = curve[-1][1].pooled
+        row["MB"] = db.execute("SELECT coalesce(sum(down_bytes + up_bytes), 0) FROM round").fetchone()[0] / 1e6
+        for kind in ("absent", "refused"):
+            row[kind] = db.execute("SELECT count(*) FROM event WHERE kind=?", (kind,)).fetchone()[0]
+    return row
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    if not run_db.is_begun(path / "run.db"):
+        return []
+    agreement = read_agreement(path)
+    names = agreement.terms.names if agreement else []
+    with run_db.reading(path / "run.db") as db:
+        rows = run_db.events(db)
+    return [
+        {"run": path.name, "round": t + 1, "site": names[i] if i is not None and i < len(names) else "", "kind": kind,
+         "text": text}
+        for t, i, kind, text in rows
+    ]  # fmt: skip
+
+
+def release(path: Path, name: str) -> None:
+    """Forget the refusals of one site in a run's newest checkpoint."""
+    agreement = read_agreement(path)
+    found = checkpoint.newest(path / "checkpoints")
+    if agreement is None or found is None or name not in agreement.terms.names:
+        raise InputError(f"{path} is no run with a site called {name!r}", "`fedapa coordinator status RUNS` lists them")
+    keeper = run_folder.RunFolder(path, 1)  # nobody else may be at work on it
+    try:
+        i = agreement.terms.names.index(name)
+        if i >= len(found.records):
+            raise InputError(f"{name} has not taken part in {path} yet", "there is nothing to release it from")
+        standing = found.records[i].state["standing"].clone()
+        standing[1] = 0
+        records = list(found.records)
+        records[i] = records[i]._replace(state={**records[i].state, "standing": standing})
+        assert _from_record(records[i]).refusals == 0
+        checkpoint.write(path / "checkpoints", Checkpoint(found.state, records))
+    finally:
+        keeper.close()

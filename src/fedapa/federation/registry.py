@@ -1,0 +1,167 @@
+"""The coordinator's folder: its authority and certificate, who may take part under which name, and the door's rules."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import tomli_w
+
+from fedapa.errors import InputError
+from fedapa.federation import keys
+from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
+from fedapa.store.atomic_io import make_folder, write_atomically, write_json
+from fedapa.transports.flower import reverse_proxy
+
+SETTINGS, SITES = "coordinator.toml", "sites.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    host: str = "127.0.0.1"  # under which sites reach this machine
+    port: int = 9091  # of the SuperLink, on this machine only
+    door: int = 9443  # of the proxy that sites reach; 0: there is none, all sites are on this machine
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """One site: its name belongs to its key, from enrolment until it is removed."""
+
+    name: str
+    key: str  # public, PEM
+    share: int
+    node: int = 0  # Flower's number for the key; 0: not yet known to the SuperLink
+    added: str = ""
+    removed: str = ""  # when; empty while it belongs to the federation
+
+
+class Coordinator:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / SETTINGS
+        try:
+            self.settings = Settings(**tomllib.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            hint = "`fedapa coordinator init` makes one; --dir names another"
+            raise InputError(f"{folder} is no coordinator: {path.name}: {error.strerror}", hint) from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError) as error:
+            raise InputError(f"{path} is damaged: {error}", "restore it from a copy") from None
+
+    @property
+    def address(self) -> str:
+        """Where this machine reaches the SuperLink."""
+        return f"127.0.0.1:{self.settings.port}"
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "tls" / CA
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "tls" / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "tls" / "server.key"
+
+    @property
+    def secret(self) -> Path:
+        return self.folder / SECRET
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "superlink.db"
+
+    def sites(self) -> list[Enrolled]:
+        """Everybody who was ever enrolled."""
+        path = self.folder / SITES
+        return [Enrolled(**row) for row in json.loads(path.read_text())] if path.is_file() else []
+
+    def members(self) -> list[Enrolled]:
+        return [site for site in self.sites() if not site.removed]
+
+    def enrol(self, name: str, kit: Path, public: Path | None = None, share: int | None = None) -> Enrolled:
+        """A new site and its kit. With a public key of the site's own, the private one never leaves it."""
+        check_name(name)
+        with self._changing() as sites:
+            if any(site.name == name for site in sites):
+                raise InputError(f"{name} is enrolled or was", "a name is never given again; choose another")
+            if kit.exists():
+                raise InputError(f"{kit} exists", "choose another --kit")
+            number = len(sites) if share is None else share
+            make_folder(kit)
+            kit.chmod(0o700)
+            key = keys.make_site_key(kit / KEY) if public is None else keys.read_public(public)
+            if any(site.key == key for site in sites):
+                shutil.rmtree(kit)
+                raise InputError("that key belongs to another site, or did", "make a new one: `fedapa site key`")
+            shutil.copy(self.ca, kit / CA)
+            write_kit(kit, Kit(name, self.fleet_address, number))
+            made = Enrolled(name, key, number, added=_now())
+            sites.append(made)
+        return made
+
+    @property
+    def fleet_address(self) -> str:
+        return f"{self.settings.host}:{self.settings.door}" if self.settings.door else self.address
+
+    def remove(self, name: str) -> Enrolled:
+        with self._changing() as sites:
+            for k, site in enumerate(sites):
+                if site.name == name and not site.removed:
+                    sites[k] = replace(site, removed=_now())
+                    return site
+        raise InputError(f"no site is called {name!r}", "`fedapa coordinator status` lists them")
+
+    def note_nodes(self, nodes: dict[str, int]) -> None:
+        """Flower's numbers for the sites' keys."""
+        with self._changing() as sites:
+            sites[:] = [replace(site, node=nodes.get(site.name, site.node)) for site in sites]
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[Enrolled]]:
+        with open(self.folder / ".sites.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sites = self.sites()
+            before = list(sites)
+            try:
+                yield sites
+            finally:
+                if sites != before:
+                    write_json(self.folder / SITES, [asdict(site) for site in sites])
+
+
+def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, ca_key: Path | None) -> Coordinator:
+    """A new coordinator: authority (or yours), certificate, registry, secret and the proxy's configuration."""
+    if (folder / SETTINGS).exists():
+        raise InputError(f"{folder} is a coordinator already", "choose another --dir")
+    if (ca is None) != (ca_key is None):
+        raise InputError("an authority is a certificate and its key", "give both --ca-cert and --ca-key, or neither")
+    make_folder(folder / "tls")
+    folder.chmod(0o700)
+    own, own_key = folder / "tls" / CA, folder / "tls" / "ca.key"
+    if ca is None or ca_key is None:
+        keys.make_authority(own, own_key, settings.host)
+        ca_key = own_key
+    else:
+        shutil.copy(ca, own)
+    hosts = list(dict.fromkeys([settings.host, *names, "localhost", "127.0.0.1"]))
+    keys.make_server(folder / "tls" / "server.crt", folder / "tls" / "server.key", own, ca_key, hosts)
+    keys.write_secret(folder / SECRET, secrets.token_bytes(32))
+    write_atomically(folder / SETTINGS, tomli_w.dumps(asdict(settings)).encode())
+    made = Coordinator(folder)
+    if settings.door:
+        write_atomically(folder / reverse_proxy.FILE, reverse_proxy.configuration(made).encode())
+    return made
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,90 @@
+"""The noised uploads of a site: each drawn once, kept beside its state, counted before it leaves.
+
+Two noisings of one update tell more than one, so a request that comes again is answered by the bytes that were kept,
+also after a crash or a restart. A site answers as many different requests of a run as the run has rounds and no more,
+because epsilon was promised for that many. The order is: keep the upload, count it, send it. Whatever happens in
+between, nothing was sent that is not counted, and nothing that was counted is drawn again as long as it is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedapa.core.tree import Tree, digest
+from fedapa.errors import RunError
+from fedapa.federation.messages import Answer, Ask
+from fedapa.federation.site_store import UPLOAD
+from fedapa.store.atomic_io import write_json
+from fedapa.store.checkpoint import read_tree, write_tree
+
+COUNTED = "releases.json"
+Upload = tuple[Answer, Tree | None]
+
+
+def request_of(ask: Ask, down: Tree) -> str:
+    """Names a training: the same state, round and model from the server are the same request."""
+    return hashlib.sha256(f"{ask.round} {ask.accepted} {ask.digest} {digest(down)}".encode()).hexdigest()
+
+
+class Releases:
+    """Of one run at one site; ``most`` different requests are answered, all under the same ``config``."""
+
+    def __init__(self, place: Path, config: str, most: int) -> None:
+        self.place, self.most = place, most
+        self._config = hashlib.sha256(config.encode()).hexdigest()
+
+    def answer(self, ask: Ask, down: Tree, draw: Callable[[], Upload]) -> Upload:
+        """What was kept for this request, else what ``draw`` makes, which is kept and counted first."""
+        request, counted = request_of(ask, down), self._counted()
+        path = self.place / UPLOAD.format(ask.round + 1, request[:16])
+        if not path.is_file():
+            self._check_room(counted)
+            drawn = draw()
+            if drawn[1] is None:
+                return drawn
+            write_tree(path, _to_tree(*drawn))
+            self._count([*counted, request])
+        elif request not in counted:  # killed between keeping and counting
+            self._count([*counted, request])
+        return _from_tree(read_tree(path))  # from the disk the first time, too: the same order and bytes
+
+    def _check_room(self, counted: list[str]) -> None:
+        if len(counted) >= self.most:
+            raise RunError(
+                f"this site has sent {len(counted)} noised uploads in this run, as many as epsilon was promised for",
+                "start a new run; it spends a new epsilon",
+            )
+
+    def _counted(self) -> list[str]:
+        """Requests that an upload may have left for; one twice if it was drawn twice."""
+        path = self.place / COUNTED
+        if not path.is_file():
+            return []
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            config, requests = found["config"], [str(name) for name in found["requests"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} cannot be read: {error}", "this site sends no more uploads in this run") from error
+        if config != self._config:
+            raise RunError("the run's config changed after this site's first noised upload", "start a new run")
+        return requests
+
+    def _count(self, requests: list[str]) -> None:
+        write_json(self.place / COUNTED, {"config": self._config, "requests": requests})
+
+
+def _to_tree(answer: Answer, up: Tree | None) -> Tree:
+    words = torch.tensor(list(json.dumps(asdict(answer)).encode()), dtype=torch.uint8)
+    return {"answer": words, **{f"up/{name}": leaf for name, leaf in (up or {}).items()}}
+
+
+def _from_tree(tree: Tree) -> Upload:
+    answer = Answer(**json.loads(bytes(tree["answer"].tolist())))
+    return answer, {name.removeprefix("up/"): leaf for name, leaf in tree.items() if name != "answer"}

@@ -1,0 +1,143 @@
+"""A run over real sites: ask who has what, agree on the terms, play the one loop over the grid, write it all down."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fedapa.config.experiment import config_hash, read_config
+from fedapa.config.sections import Config
+from fedapa.errors import InputError, RunError
+from fedapa.federation import enrolment
+from fedapa.federation.enrolment import NEVER, Agreement, Arrivals, Members, places, read_agreement
+from fedapa.federation.messages import Description, Terms
+from fedapa.federation.registry import Coordinator, Enrolled
+from fedapa.federation.site_agent import agree
+from fedapa.rounds import loop
+from fedapa.rounds.upload_limits import Limits
+from fedapa.simulation import Progress, Result, play
+from fedapa.store.run_folder import CONFIG
+from fedapa.transports.flower.grid_transport import POLL, Grid, Lost, Patience, Session
+from fedapa.transports.flower.serialization import DTYPES
+from fedapa.transports.flower.session import FlowerSession
+
+
+def conduct(
+    coordinator: Coordinator, folder: Path, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> Result:
+    """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
+    config = read_config(folder)
+    session = FlowerSession(
+        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
+    )
+    finished = False
+    try:
+        result = play_over(session, coordinator.members, config, folder, progress)
+        finished = True
+    finally:
+        session.close(finished)
+    return result
+
+
+def play_over(
+    session: Session,
+    members: Members,
+    config: Config,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Result:
+    """The same over any session; ``members`` says who belongs to the federation now."""
+    agreement = read_agreement(folder)
+    if agreement is None:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        agreement = make_agreement(session, members(), config, text)
+        enrolment.write_agreement(folder, agreement)
+    gate = Arrivals(session, members, folder, agreement, config.federation.late_sites)
+    terms, described = agreement.first()
+    method, task, plan = agree(terms)
+    begin = loop.start(method, task, plan.seed)
+    wanted = config.federation
+    labels = [frozenset(found.labels) for found in described]
+    sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
+    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
+    tests = [(found.test, found.validation) for found in described]
+    transport = Grid(session, terms, lambda: places(members(), transport.terms.names), patience(config), tests)
+    meta = {
+        "label": config.methods[0],
+        "seed": str(plan.seed),
+        "rounds": str(plan.rounds),
+        "evaluated": method.evaluated,
+        "partition": hashlib.sha256("".join(found.fingerprint for found in described).encode()).hexdigest()[:16],
+        "source": config.data.source,
+        "config": config_hash(config),
+        "federation": terms.run,
+    }
+    rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
+    run = config.run
+    return play(
+        method, task, transport, plan, begin, like, rows, folder, meta, run.checkpoint_every, progress,
+        run.mmap_above_mb, gate,
+    )  # fmt: skip
+
+
+def patience(config: Config) -> Patience:
+    f = config.federation
+    return Patience(
+        f.round_timeout, f.rejoin, f.retries, f.min_replies, f.quorum_timeout, f.quarantine_after,
+        f.max_upload_mb * 2**20,
+    )  # fmt: skip
+
+
+def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:
+    """Ask every site what it has; whoever is not there within the time for rejoining is not part of this run."""
+    if not sites:
+        raise InputError("no site is enrolled", "`fedapa coordinator add-site NAME` makes a kit for one")
+    found = ask_all(session, sites, config, text)
+    for description in found:
+        if description.fault:
+            raise RunError(f"site {description.site} cannot take part: {description.fault}", "mend that, or remove it")
+    if len(found) < max(config.federation.min_sites, 1):
+        hint = "`fedapa coordinator status` shows who is online; start the others, or lower federation.min_sites"
+        raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)
+    first = found[0]
+    for other in found[1:]:
+        if difference := enrolment.differ(first, other):
+            raise RunError(difference)
+    engine = config.run.engine
+    if engine in ("auto", "vmap"):
+        engine = "native" if engine == "auto" and all(d.native for d in found) else "torch"
+    terms = Terms(
+        secrets.token_hex(16), text, [d.site for d in found], [d.train for d in found], engine, first.classes,
+        first.shape, first.mean, first.std,
+    )  # fmt: skip
+    return Agreement(terms, found, [0] * len(found), [NEVER] * len(found))
+
+
+def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> list[Description]:
+    """Whoever is online has the time of a round for it; the others have the time for rejoining."""
+    begin, wanted = time.monotonic(), config.federation
+    open_: dict[str, Enrolled] = {}
+    found: dict[str, Description] = {}
+    while len(found) < len(sites):
+        if time.monotonic() - begin > (max(wanted.rejoin, wanted.round_timeout) if open_ else wanted.rejoin):
+            break
+        try:
+            nodes = session.nodes()
+            asked = {site.name for site in open_.values()} | found.keys()
+            for site in sites:
+                if site.name not in asked and site.node in nodes and nodes[site.node].online:
+                    open_[session.push(enrolment.question(site, text))] = site
+            for message in session.pull(list(open_)) if open_ else ():
+                owner = open_.pop(message.metadata.reply_to_message_id, None)
+                if owner is not None and not enrolment.is_away(message):  # whose answer was cut off is asked again
+                    found[owner.name] = enrolment.described_by(owner, message)
+        except Lost:
+            session.renew()
+            open_.clear()
+        time.sleep(POLL)
+    return [found[site.name] for site in sites if site.name in found]

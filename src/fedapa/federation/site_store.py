@@ -1,0 +1,92 @@
+"""A site's own states on its own disk: one file per run and round, named by content, written before anything is sent.
+
+The coordinator says which one it last accepted. That one is loaded, or the visit fails: another would train a round
+twice, or lose one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from fedapa.core.tree import digest
+from fedapa.errors import RunError
+from fedapa.rounds.transport import Record
+from fedapa.store.atomic_io import make_folder
+from fedapa.store.checkpoint import from_record, read_tree, sweep, to_record, write_atomically, write_tree
+
+NAME = re.compile(r"round-(\d{6})-([0-9a-f]{16})\.safetensors")
+UPLOAD = "upload-{:06d}-{}.safetensors"  # rounds, and the request that it answers (releases.py)
+KEPT = re.compile(r"upload-(\d{6})-([0-9a-f]{16})\.safetensors")
+RUN = re.compile(r"[0-9a-f]{8,64}")
+SECRET = "secret"
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, run: str, rounds: int, record: Record) -> str:
+        """Keep the state after so many rounds; answers its digest once it is safely on the disk."""
+        tree = from_record(record)
+        found = digest(tree)
+        place = self.place(run)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write {place}: {error.strerror}", "is the disk full or read-only?") from error
+        write_tree(_path(place, rounds, found), tree)
+        return found
+
+    def load(self, run: str, rounds: int, wanted: str) -> Record:
+        """Exactly that state; an error where it is missing or damaged."""
+        path = _path(self.place(run), rounds, wanted)
+        if not path.is_file():
+            raise RunError(f"the state after round {rounds} ({wanted[:16]}) is not on this disk")
+        tree = read_tree(path)
+        if digest(tree) != wanted:
+            raise RunError(f"{path.name} is not the state that was accepted")
+        return to_record(tree)
+
+    def prune(self, run: str, keep_from: int) -> None:
+        """Drop states and uploads that are older than any that can be asked for, and leftovers of a killed process."""
+        place = self.place(run)
+        if place.is_dir():
+            sweep(place)
+        for path, rounds in [*_numbered(place, NAME), *_numbered(place, KEPT)]:
+            if rounds < keep_from:
+                with suppress(OSError):
+                    path.unlink()
+
+    def rounds(self, run: str) -> list[int]:
+        """Rounds of which there is a state."""
+        return sorted(rounds for _, rounds in _numbered(self.place(run), NAME))
+
+    def keyed(self, text: str) -> str:
+        """A hash that tells two texts apart, and by which nobody without this site's secret can check a guess."""
+        return hmac.new(self._secret(), text.encode(), "sha256").hexdigest()[:16]
+
+    def _secret(self) -> bytes:
+        path = self.folder / SECRET
+        if not path.is_file():
+            write_atomically(make_folder(self.folder) / SECRET, secrets.token_bytes(32))
+            path.chmod(0o600)
+        return path.read_bytes()
+
+    def place(self, run: str) -> Path:
+        """Where all of one run is kept."""
+        if not RUN.fullmatch(run):  # it becomes a folder's name
+            raise RunError(f"{run[:40]!r} does not name a run")
+        return self.folder / run
+
+
+def _numbered(place: Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:
+    found = [(path, name.fullmatch(path.name)) for path in place.glob("*-*")]
+    return [(path, int(match.group(1))) for path, match in found if match]
+
+
+def _path(place: Path, rounds: int, found: str) -> Path:
+    return place / f"round-{rounds:06d}-{found[:16]}.safetensors"

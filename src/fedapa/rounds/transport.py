@@ -1,0 +1,183 @@
+"""How messages reach clients: the protocol, and the transport that runs all clients in this process.
+
+A client's new state is held back until the loop commits it, so an upload that the server refuses leaves no trace.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+
+from fedapa.core.tree import Tree, find_fault
+from fedapa.data.federated import ClientData, Federated
+from fedapa.errors import RunError
+from fedapa.methods.method import Method
+from fedapa.rounds.evaluation import Score, score
+from fedapa.rounds.membership import Newcomer
+from fedapa.streams import torch_seed
+from fedapa.training.engines.vmap_engine import cohorts, play_together
+from fedapa.training.local import Engine, Local, Normal, Plain
+from fedapa.training.task import Task
+
+
+class Request(NamedTuple):
+    """Ask client ``client`` to train on what is sent, or only to show what it would do with it."""
+
+    round: int
+    client: int
+    down: Callable[[], Tree]
+    train: bool
+    evaluate: bool
+    evaluate_last: bool = False  # an idle client also scores the state of its last training
+
+
+class Reply(NamedTuple):
+    client: int
+    up: Tree | None
+    before: Score | None
+    after: Score | None
+    seconds: float
+    train_seconds: float
+    fault: str | None = None  # why the client itself holds its training for failed
+
+
+class Record(NamedTuple):
+    """All that a client keeps between visits: the method's state and the optimiser's memory."""
+
+    state: Tree
+    memory: Tree
+
+
+class Transport(Protocol):
+    def exchange(self, requests: Sequence[Request]) -> Iterable[Reply]:
+        """Deliver all requests; replies come in any order, and some may never come."""
+
+    def commit(self, clients: Sequence[int]) -> None:
+        """The server accepted these uploads: the states that they came from now stand; all others are dropped."""
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        """One client more, the last of ``task``, which starts with the state ``client``."""
+
+    def records(self) -> list[Record]:
+        """Every client's state, for checkpoints."""
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Put every client back to a checkpointed state."""
+
+
+def visit(
+    method: Method,
+    task: Task,
+    data: ClientData,
+    record: Record,
+    request: Request,
+    seed: int,
+    engine: Engine | None = None,
+    entropy: Normal | None = None,
+) -> tuple[Record, Reply]:
+    """Everything that happens at a client in one round. The same code runs in every transport and on every engine.
+
+    A real site gives ``entropy``, which noise is then drawn from.
+    """
+    engine = engine or Plain()
+    start = engine.clock()
+    down = engine.once(request.down)
+    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
+    state = method.receive(task, record.state, down, local)
+
+    def scored(shown: Tree, what: str) -> Score:
+        """There is nobody to refuse where a model that stands is broken: the run has diverged."""
+        try:
+            return score(method, task, shown, data, engine)
+        except RunError as error:
+            where = f"round {request.round + 1}: {what} {task.name(request.client)} is broken"
+            raise RunError(f"{where}, {error.message}", error.hint) from None
+
+    before = scored(state, "the model that arrived at") if request.evaluate else None
+    if not request.train:
+        after = scored(record.state, "the last model of") if request.evaluate_last else None
+        return record, Reply(request.client, None, before, after, engine.clock() - start, 0.0)
+    began = engine.clock()
+    try:
+        state, up = method.train(task, state, down, local)
+    except RunError as error:
+        spent = engine.clock() - start
+        return record, Reply(request.client, {}, before, None, spent, spent, f"its training failed, {error.message}")
+    trained = engine.clock() - began
+    after, fault = None, find_fault(state, state)
+    if request.evaluate and fault is None:
+        try:
+            after = score(method, task, state, data, engine)
+        except RunError as error:
+            fault = error.message
+    fault = fault and f"its training diverged, {fault}"
+    reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault)
+    return Record(state, local.memory), reply
+
+
+def reseed(task: Task, seed: int, request: Request) -> None:
+    """Dropout draws from torch's one global generator: every visit sets it, whoever came before."""
+    if task.model.stochastic:
+        torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
+
+
+class InProcess:
+    """All clients in this process, several at a time, the largest first; results do not depend on either."""
+
+    def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
+        self.method, self.task, self.data, self.seed = method, task, data, seed
+        self.workers = 1 if task.model.stochastic else workers or available_cores()
+        self._records = [Record(client, {}) for _ in range(task.clients)]
+        self._pending: dict[int, Record] = {}
+        self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        order = sorted(requests, key=lambda r: (not r.train, -len(self.data.clients[r.client].train.y)))
+        parts = cohorts(order, self.task.vectorise)
+        if self.workers == 1 or len(parts) == 1:
+            for part in parts:
+                yield from self._visit(part)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        futures: list[Future[list[Reply]]] = [self._pool.submit(self._visit, part) for part in parts]
+        try:
+            for future in as_completed(futures):
+                yield from future.result()
+        finally:  # after a failure or Ctrl-C nothing goes on behind the caller's back
+            wait([future for future in futures if not future.cancel()])
+
+    def commit(self, clients: Sequence[int]) -> None:
+        for i in clients:
+            self._records[i] = self._pending[i]
+        self._pending.clear()
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        self.task = task
+        self._records.append(Record(client, {}))
+
+    def records(self) -> list[Record]:
+        return list(self._records)
+
+    def restore(self, records: Sequence[Record]) -> None:
+        self._records = list(records)
+
+    def _visit(self, requests: Sequence[Request]) -> list[Reply]:
+        """One client, or as many as are trained together."""
+        reseed(self.task, self.seed, requests[0])
+        ends = play_together([partial(self._visit_one, request) for request in requests])
+        self._pending.update({r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train})
+        return [reply for _, reply in ends]
+
+    def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
+        data, record = self.data.clients[request.client], self._records[request.client]
+        return visit(self.method, self.task, data, record, request, self.seed, engine)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,71 @@
+"""How large an upload from outside may be: what its shapes alone do not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.training.task import Task
+
+SUMS = "sums"  # sums over a client's samples, of features: they grow with their number
+SAMPLES, COUNTS = "n", "counts"  # the names under which methods send numbers of samples, in all and per class
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that honest training stays within, and what every client declared about its data.
+
+    ``growth`` bounds the norm of every tensor: at most so many times the norm of what was sent, plus one.
+    """
+
+    growth: float = 100.0
+    classes: Sequence[frozenset[int]] = ()  # the classes that every client declared; empty: all of them
+
+    def with_client(self, classes: frozenset[int]) -> Limits:
+        """The same with one client more, which declared these classes."""
+        return replace(self, classes=[*self.classes, classes] if self.classes else ())
+
+    def find_excess(self, task: Task, i: int, up: Tree, down: Tree) -> str | None:
+        """Why client i cannot have sent this; None if it can. Shapes, dtypes and finiteness are checked before."""
+        samples = int(task.sizes[i])
+        return self._too_large(up, down, samples) or _miscounted(up, samples) or self._undeclared(i, up)
+
+    def _too_large(self, up: Tree, down: Tree, samples: int) -> str | None:
+        bound = self.growth * (1.0 + norm(down))
+        for name, leaf in up.items():
+            if name in (SAMPLES, COUNTS):
+                continue
+            most = bound * max(1, samples) if name == SUMS else bound
+            if (found := norm({name: leaf})) > most:
+                return f"{name} has norm {found:.3g}, more than {most:.3g}"
+        return None
+
+    def _undeclared(self, i: int, up: Tree) -> str | None:
+        if not self.classes or COUNTS not in up:
+            return None
+        outside = set(up[COUNTS].nonzero().flatten().tolist()) - self.classes[i]
+        return f"it counts samples of class {min(outside)}, which it did not declare" if outside else None
+
+
+def _miscounted(up: Tree, samples: int) -> str | None:
+    for name in (SAMPLES, COUNTS):
+        counts = up.get(name)
+        if counts is None:
+            continue
+        if not bool((counts >= 0).all()) or not torch.equal(counts, counts.round()):
+            return f"{name} is no number of samples"
+        total = float(counts.double().sum())
+        if total > samples or (name == SAMPLES and total != samples):
+            return f"{name} is {total:g}, it declared {samples} samples"
+    return None
+
+
+def norm(tree: Mapping[str, Tensor]) -> float:
+    """Euclidean norm of all floating-point leaves, in double precision."""
+    squares = (float(leaf.double().square().sum()) for leaf in tree.values() if leaf.is_floating_point())
+    return math.sqrt(sum(squares))

@@ -1,1 +1,0 @@
-"""Moves messages, counts, saves and resumes: the one round loop and what stands around it."""

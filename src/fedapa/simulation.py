@@ -1,0 +1,200 @@
+"""A whole federation on one machine: the task from data and model, then the loop over the in-process transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedapa.core.tree import Tree, count_bytes, digest
+from fedapa.data.federated import Federated
+from fedapa.errors import InputError, RunError
+from fedapa.methods.method import Method
+from fedapa.methods.wrappers import account_of, noise_of
+from fedapa.rounds import loop
+from fedapa.rounds.evaluation import Summary, summarise
+from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.membership import Gate
+from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, Room
+from fedapa.rounds.transport import InProcess, Record, Transport
+from fedapa.rounds.upload_limits import Limits
+from fedapa.store import provenance
+from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
+from fedapa.training.engines.choice import Engine, one_thread, with_engine
+from fedapa.training.model import HEAD, Buffers, Model, build_model
+from fedapa.training.task import Task, Training
+from fedapa.version import NUMERICS
+
+Progress = Callable[[RoundLog], None]
+
+
+def make_task(
+    data: Federated,
+    model: Model = "lenet5",
+    training: Training | None = None,
+    rounds: int = 50,
+    head: str = HEAD,
+    buffers: Buffers = "shared",
+    engine: Engine = "auto",
+    participation: tuple[float, float] = (1.0, 1.0),
+) -> Task:
+    """What all parties agree on, read off the data."""
+    split = build_model(model, data.shape, data.classes, head, buffers)
+    names = tuple(client.name for client in data.clients)
+    share = sum(participation) / 2
+    task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
+    return with_engine(task, data, engine)
+
+
+@dataclass
+class Result:
+    """A finished run in memory: every round's log, the server's last state and every client's."""
+
+    method: Method
+    task: Task
+    logs: list[RoundLog]
+    state: State
+    records: list[Record]
+
+    def predict(self, i: int, x: Tensor) -> Tensor:
+        """Logits of client i's model as its last training left it, also where a method is evaluated as it arrives."""
+        with torch.no_grad():
+            return self.method.predict(self.task, self.records[i].state, x)
+
+    def curve(self, phase: str = "after", data: str = "test") -> list[Summary]:
+        """Accuracy of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
+
+        ``before`` has one value more, the last: that of what the last aggregation would send.
+        """
+        _check_word("phase", phase, ("before", "after"))
+        _check_word("data", data, ("test", "validation"))
+        first = 0 if data == "test" else 2
+        found = [log.before if phase == "before" else log.after for log in self.logs]
+        found += [log.final for log in self.logs if phase == "before"]
+        known = [counts[:, first : first + 2] for counts in found if counts is not None]
+        if data == "validation" and not any(counts[:, 1].any() for counts in known):
+            raise InputError("this run has no validation data", "load data with validation=0.1, or use the test data")
+        return [summarise(counts[:, 0], counts[:, 1]) for counts in known]
+
+
+def _check_word(name: str, word: str, legal: tuple[str, ...]) -> None:
+    if word not in legal:
+        hint = 'curve("after", "validation") is on validation data' if word == "validation" else ""
+        raise InputError(f"{name} is {word!r}", hint or f"choose {' or '.join(legal)}")
+
+
+@one_thread()  # parallel over clients, never inside one: intra-op threads fight each other
+def simulate(
+    method: Method,
+    task: Task,
+    data: Federated,
+    plan: Plan,
+    folder: Path | None = None,
+    meta: dict[str, str] | None = None,
+    checkpoint_every: int = 1,
+    workers: int = 0,
+    progress: Progress | None = None,
+    mmap_above_mb: float = MAP_ABOVE_MB,
+    limits: Limits | None = None,
+    gate: Gate | None = None,
+) -> Result:
+    """Run to the end, or on from where the folder's last checkpoint stands.
+
+    With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
+    With a ``gate``, ``task`` has the clients that begin, and ``data`` also those that join later.
+    """
+    begin = loop.start(method, task, plan.seed)
+    transport = InProcess(method, task, data, plan.seed, begin[1], workers)
+    like = loop.Expected(method, task, data.clients[0].train.x[0], limits)
+    rows = client_rows(data)[: task.clients]
+    return play(
+        method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb, gate
+    )
+
+
+@one_thread()
+def play(
+    method: Method,
+    task: Task,
+    transport: Transport,
+    plan: Plan,
+    begin: tuple[State, Tree],
+    like: loop.Expected,
+    clients: list[ClientRow],
+    folder: Path | None = None,
+    meta: dict[str, str] | None = None,
+    checkpoint_every: int = 1,
+    progress: Progress | None = None,
+    mmap_above_mb: float = MAP_ABOVE_MB,
+    gate: Gate | None = None,
+) -> Result:
+    """The loop over any transport, with or without a folder that keeps all of it; ``gate`` says who comes and goes."""
+    state, client = begin
+    logs: list[RoundLog] = []
+    room = Room(mmap_above_mb * 2**20, folder)
+    if folder is None:
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room, gate)
+        return Result(method, _with_all(task, logs), logs, state, transport.records())
+    keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
+    try:
+        about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
+        account = account_of(method, plan.rounds, simulated="federation" not in about)
+        about |= {} if account is None else {"privacy": account.to_json()}
+        for newcomer in gate.members(keeper.position()) if gate is not None else ():
+            clients = [*clients, newcomer.row(len(clients))]
+            larger = task.with_client(newcomer.name, newcomer.train)
+            task, like = loop.seat(method, larger, transport, plan.seed, like, newcomer)
+        state = keeper.begin(transport, state, clients, about, provenance.current(task))
+        logs += keeper.earlier()
+        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room, gate)
+        keeper.finish()
+    except RunError as error:
+        keeper.fail(error.message)
+        raise
+    finally:
+        keeper.close()
+    return Result(method, _with_all(task, logs), logs, state, transport.records())
+
+
+def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
+    """With whoever joined in these rounds."""
+    for newcomer in (newcomer for log in logs for newcomer in log.joined):
+        task = task.with_client(newcomer.name, newcomer.train)
+    return task
+
+
+def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
+    """What must not change between two sessions of one run, or its numbers mean nothing."""
+    settings = {"method": repr(method), "training": repr(task.training), "plan": repr(plan)}
+    return {**settings, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
+
+
+def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:
+    """What one client receives and sends in one round, as trees, once the first rounds are over."""
+    return loop.Expected(method, task, sample).exchanges(3)[-1]
+
+
+def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
+    """Bytes down and up per client and round, counted from the trees."""
+    down, up = wire(method, task, sample)
+    return count_bytes(down), count_bytes(up)
+
+
+def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
+    """What is to be said before a run with noised uploads: why it may learn nothing."""
+    noised = noise_of(method)
+    return [] if noised is None else noised.doubts(task, *loop.Expected(method, task, sample).exchanges(1)[0])
+
+
+def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> loop.Sink:
+    def sink(log: RoundLog, state: State) -> None:
+        if keeper is not None:
+            keeper(log, state)
+        logs.append(log)
+        if progress is not None:
+            progress(log)
+
+    return sink

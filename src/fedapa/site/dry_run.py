@@ -1,0 +1,110 @@
+"""What joining would mean for one site, found out without joining: its messages, and how good it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fedapa.analysis import statistics
+from fedapa.analysis.personalized_model import probabilities
+from fedapa.analysis.statistics import Interval
+from fedapa.config.experiment import load_own, single
+from fedapa.config.load import settings_of, training_of
+from fedapa.config.sections import Config
+from fedapa.core.tree import Tree
+from fedapa.data.federated import ClientData, Federated
+from fedapa.errors import InputError
+from fedapa.federation import manifest
+from fedapa.methods.catalogue import entry, make
+from fedapa.methods.local_only import LocalOnly
+from fedapa.methods.method import Method
+from fedapa.methods.wrappers import account_of
+from fedapa.rounds.loop import Expected, Plan, RoundLog, start
+from fedapa.rounds.transport import Record, Request, visit
+from fedapa.simulation import doubts, make_task, simulate
+from fedapa.training.task import Task, Training
+
+
+class DryRun(NamedTuple):
+    site: str
+    method: str
+    wire: dict[str, Any]
+    sees: dict[str, str]  # name of a tensor: who sees it
+    rows: tuple[int, int]  # train, test
+    accuracy: Interval  # of local training alone
+    auc: Interval
+    privacy: list[str]  # what noised uploads protect and what not
+    warnings: list[str]
+
+
+def dry_run(
+    config: Config, method: str, site: str | None = None, progress: Callable[[RoundLog], None] | None = None
+) -> DryRun:
+    """One real round of one site against a server that it imagines, then local training to the end."""
+    seed = config.seeds[0]
+    own = load_own(config, seed)
+    i = _place(own.data, site)
+    client = own.data.clients[i]
+    training = Training(**training_of(config, method).model_dump())
+    task = make_task(own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers)
+    base, settings = settings_of(single(config, method, seed), method)
+    played = make(base, **settings)
+    exchanges = _messages(played, task, client, i, seed)
+    assert config.sites is not None
+    schema = own.schemas[i]
+    once = [f"names of {len(schema.columns)} columns and {len(schema.inputs)} inputs", "number of train rows"]
+    once += [f"class names: {', '.join(schema.class_names)}"]
+    if config.sites.scaling == "federated":
+        numeric = sum(column.kind == "number" for column in schema.columns)
+        once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
+    account = account_of(played, config.run.rounds, simulated=False)
+    agreed = manifest.agreement(client.name, method, exchanges, once, account)
+    y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
+    accuracy, area = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
+    sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
+    privacy = [] if account is None else account.lines()
+    sizes = len(client.train.y), len(client.test.y)
+    return DryRun(
+        client.name, method, agreed, sees, sizes, accuracy, area, privacy, doubts(played, task, client.train.x[0])
+    )
+
+
+def _place(data: Federated, site: str | None) -> int:
+    names = [client.name for client in data.clients]
+    if site is None and len(names) == 1:
+        return 0
+    if site not in names:
+        said = f"there is no site '{site}'" if site else f"this config has {len(names)} sites"
+        raise InputError(said, f"--site one of {', '.join(map(repr, names))}")
+    return names.index(site)
+
+
+def _messages(method: Method, task: Task, client: ClientData, i: int, seed: int) -> list[tuple[Tree, Tree]]:
+    """What goes down and up: the first round for real, on the site's own rows, and the later ones by their shapes."""
+    state, first = start(method, task, seed)
+    down = method.send(task, state.server, i)
+    request = Request(0, i, lambda: down, train=True, evaluate=False)
+    _, reply = visit(method, task, client, Record(first, {}), request, seed)
+    if reply.up is None or reply.fault:
+        raise InputError(f"site {client.name}: its training failed: {reply.fault}", "lower training.lr")
+    return [(down, reply.up), *Expected(method, task, client.train.x[0]).exchanges(3)]
+
+
+def _alone(
+    data: Federated, config: Config, task: Task, i: int, progress: Callable[[RoundLog], None] | None
+) -> statistics.Floats:
+    """Predictions of the site's own test rows after as many rounds of training alone."""
+    mine = replace(data, clients=(data.clients[i],))
+    training = Training(**training_of(config, "local").model_dump())
+    alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
+    plan = Plan(config.run.rounds, (1.0, 1.0), seed=config.seeds[0], evaluate_every=config.run.rounds)
+    done = simulate(LocalOnly(), alone, mine, plan, progress=progress)
+    return probabilities(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)
+
+
+def _who_sees(base: str, name: str) -> str:
+    """The server sees every upload as it is; what others see is what it makes of it."""
+    others = {"fedapa": "others get mixtures of it", "apple": "every other site, as it is"}
+    shared = others.get(base.partition("-")[0], "others get averages of it")
+    return "the server" if name == "n" else f"the server; {shared} ({entry(base).title})"

@@ -1,0 +1,181 @@
+"""From a finished run to every site's own folder: its model, its card, its held-out rows with predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedapa.analysis import statistics
+from fedapa.analysis.personalized_model import in_use, last_checkpoint, probabilities
+from fedapa.config.experiment import Parts, assemble, load_own, read_config
+from fedapa.config.load import settings_of, training_of
+from fedapa.config.sections import Config
+from fedapa.data.federated import ClientData
+from fedapa.data.schema import Schema, unscaled
+from fedapa.data.sites import Own, Sites, described
+from fedapa.data.tables import Table
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import entry
+from fedapa.site.model_card import Facts, privacy_of, write_card
+from fedapa.site.silo_scores import Scored, score_run
+from fedapa.site.site_model import write_model
+from fedapa.store.checkpoint import Checkpoint, write_atomically
+from fedapa.store.run_folder import kept_engine
+
+
+class Useless(InputError):
+    """A model that says no more than the most frequent class does."""
+
+
+def deliver_all(
+    run: Path, scored: Sequence[Scored], out: Path, anyway: bool = False
+) -> tuple[list[Path], dict[str, str]]:
+    """Every site's model of a run below ``out``; and the sites that got none, with the reason."""
+    delivered, refused = [], {}
+    for i, name in enumerate(_names(read_config(run))):
+        try:
+            delivered.append(deliver(run, i, out / name, scored, anyway))
+        except Useless as error:
+            refused[name] = error.message
+    return delivered, refused
+
+
+def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None, anyway: bool = False) -> Path:
+    """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions.
+
+    A model of no use is refused, or delivered ``anyway`` with a card that says so.
+    """
+    config = read_config(run)
+    parts = assemble(config, kept_engine(config.run.engine, run))
+    if not 0 <= i < len(parts.data.clients):
+        raise InputError(f"there is no client {i}", f"this run has clients 0 to {len(parts.data.clients) - 1}")
+    point = last_checkpoint(run, parts.plan.rounds)
+    client = parts.data.clients[i]
+    own = load_own(config, parts.plan.seed) if config.sites is not None else None
+    schema = own.schemas[i] if own is not None else plain_schema(parts)
+    state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
+    p = probabilities(parts.method, parts.task, state, client.test.x)
+    seen = probabilities(parts.method, parts.task, state, client.train.x)
+    flaw = flaw_of(client, seen, p, schema.class_names)
+    refuse(client.name, flaw, anyway)
+    facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
+    base, settings = settings_of(config, config.methods[0])
+    card = write_card(facts, schema, score_run(run) if scored is None else scored)
+    sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
+    about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    model = config.model.model_dump()
+    folder = write_model(
+        out / "site-model", client.name, base, settings, model, parts.task, state, schema, sites, card, about
+    )
+    if own is not None:
+        _write_held_out(out, own, i, schema, p)
+    return folder
+
+
+def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
+    """Why a model is of no use on the site's own rows, train and test together: it predicts one class for all of them,
+    or is right no more often than the most frequent class and ranks them no better than chance."""
+    y, both = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]), np.concatenate([seen, p])
+    counts, said = np.bincount(y), np.unique(both.argmax(1))
+    share, right = counts.max() / len(y), statistics.accuracy(y, both)
+    if (counts > 0).sum() < 2 or right > share:
+        return None
+    area = statistics.bootstrap(y, both, statistics.auc)
+    if len(said) > 1 and area.low is not None and area.low > 0.5:
+        return None
+    says = f"predicts {names[int(said[0])]!r} for all" if len(said) == 1 else f"is right on {right:.1%} of"
+    often = f"{names[int(counts.argmax())]!r}, the most frequent class, is {share:.1%} of them"
+    return f"it {says} {len(y)} own rows (train and test); {often}; AUC {area.mean:.2f}"
+
+
+def refuse(site: str, flaw: str | None, anyway: bool) -> None:
+    if flaw and not anyway:
+        raise Useless(
+            f"the model of {site} is not delivered: {flaw}",
+            "see the run's log for refused uploads; lower noise or rates; --deliver-anyway writes it all the same",
+        )
+
+
+def _names(config: Config) -> list[str]:
+    names = [client.name for client in assemble(config).data.clients]
+    safe = ["".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "site" for name in names]
+    return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
+
+
+def settings_text(config: Config) -> str:
+    training = training_of(config, config.methods[0])
+    return f"{config.run.rounds} rounds of {training.epochs} epochs, batch {training.batch}, rate {training.lr:g}"
+
+
+def agreed_schema(config: Config) -> Schema:
+    """What all sites must share: the layout, and where they agreed on it the scaling."""
+    schema = load_own(config, config.seeds[0]).schemas[0]
+    return schema if sites_of(config).scaling == "federated" else unscaled(schema)
+
+
+def sites_of(config: Config) -> Sites:
+    assert config.sites is not None
+    return Sites(**config.sites.model_dump(mode="python"))
+
+
+def data_dir_of(config: Config) -> Path | None:
+    return None if config.data.data_dir is None else Path(config.data.data_dir)
+
+
+def plain_schema(parts: Parts) -> Schema:
+    """Images and arrays of a shipped data set: classes by number."""
+    classes = {str(c): (str(c),) for c in range(parts.data.classes)}
+    mode = {1: "L", 3: "RGB"}.get(parts.data.shape[0], "") if len(parts.data.shape) == 3 else ""
+    return Schema((), "class", classes, parts.data.shape, mode)
+
+
+def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistics.Floats) -> Facts:
+    client, known = parts.data.clients[i], entry(settings_of(config, config.methods[0])[0])
+    names = [other.name for other in parts.data.clients]
+    y = client.test.y.numpy()
+    weights = parts.method.watch(point.state.server).get("A")
+    trained, tested = (part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test))
+    own = {
+        "accuracy": statistics.own_accuracy(y, p),
+        "auc": statistics.bootstrap(y, p, statistics.auc),
+    }
+    shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
+    return Facts(
+        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
+        tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
+        settings_text(config),
+    )  # fmt: skip
+
+
+def _write_held_out(out: Path, own: Own, i: int, schema: Schema, p: statistics.Floats) -> None:
+    table = own.held_out[i]
+    if table is not None:
+        write_atomically(out / "held-out.csv", table_text(table).encode())
+        write_atomically(out / "predictions.csv", prediction_text([str(n) for n in table.lines], schema, p).encode())
+
+
+def table_text(table: Table) -> str:
+    """A table as CSV; an empty cell where there is no value."""
+    rows = zip(*(["" if cell is None else cell for cell in column] for column in table.columns.values()), strict=True)
+    return _csv([list(table.columns), *rows])
+
+
+def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line") -> str:
+    """One line per row: where it stands, the class, the probability of every class."""
+    header = [what, schema.label, *(f"p({name})" for name in schema.class_names)]
+    best = np.argmax(p, axis=1)
+    rows = [
+        [name, schema.class_names[int(k)], *(f"{v:.6f}" for v in row)]
+        for name, k, row in zip(names, best, p, strict=True)
+    ]
+    return _csv([header, *rows])
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,161 @@
+"""MODEL_CARD.md: what a person at the site should know before trusting the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedapa.analysis import statistics
+from fedapa.analysis.statistics import Interval
+from fedapa.data.schema import Schema
+from fedapa.methods.method import Method
+from fedapa.methods.wrappers import account_of
+from fedapa.site.silo_scores import Scored, readable, table
+
+
+class Facts(NamedTuple):
+    """What the card tells, gathered from a run."""
+
+    site: str
+    method: str
+    title: str
+    stays: str
+    up: str
+    rounds: int
+    trained_on: Sequence[int]  # rows of every class
+    tested_on: Sequence[int]
+    own: Mapping[str, Interval]  # accuracy and AUC of this very model on its test rows
+    weights: Mapping[str, float]  # A_i by site; empty where the method has none
+    sites: Sequence[str]
+    privacy: Sequence[str] = ()  # what a wrapper adds
+    settings: str = ""  # of the training behind all scores
+    flaw: str = ""  # why the model is of no use here
+
+
+def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
+    parts = [
+        f"# Model of {facts.site}",
+        f"**Of no use as it is: {facts.flaw}.** It was delivered on demand." if facts.flaw else "",
+        _purpose(facts, schema),
+        _data(facts, schema),
+        _scores(facts, scored),
+        _weights(facts),
+        _privacy(facts),
+        _limits(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _purpose(facts: Facts, schema: Schema) -> str:
+    others = ", ".join(name for name in facts.sites if name != facts.site)
+    return (
+        f"Predicts `{schema.label}` ({', '.join(schema.class_names)}). Trained by {facts.title} in {facts.rounds}"
+        f" rounds with {others or 'nobody else'}; personalized for {facts.site} and meant for use there.\n\n"
+        "Use: `fedapa predict site-model/ new.csv`."
+    )
+
+
+def _data(facts: Facts, schema: Schema) -> str:
+    lines = ["## Data", "", "| class | train rows | test rows |", "|---|---|---|"]
+    rows = zip(schema.class_names, facts.trained_on, facts.tested_on, strict=True)
+    lines += [f"| {name} | {train} | {test} |" for name, train, test in rows]
+    if schema.columns:
+        lines += ["", f"{len(schema.columns)} columns become {len(schema.inputs)} inputs:", ""]
+        for column in schema.columns:
+            if column.kind == "number":
+                missing = "; missing values are flagged" if column.indicator else ""
+                lines.append(f"- {column.name}: number, mean {column.mean:.4g}, scale {column.scale:.4g}{missing}")
+            else:
+                lines.append(f"- {column.name}: one of {', '.join(column.levels)}")
+    else:
+        lines += ["", f"Samples of shape {list(schema.shape)}."]
+    return "\n".join(lines)
+
+
+def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
+    rows = [row for row in table(scored) if row["site"] == facts.site and row["method"] in ("local", facts.method)]
+    lines = ["## Score on rows never trained on", ""]
+    if rows:
+        splits = rows[0]["splits"]
+        lines += [_over(splits), "", "| trained | accuracy % | AUC |", "|---|---|---|"]
+        for row in rows:
+            name = "alone (local)" if row["method"] == "local" else f"with the federation ({row['method']})"
+            lines.append(f"| {name} | {readable(row['accuracy'], 100, 1)} | {readable(row['auc'])} |")
+        gain = next((row["auc gain"] for row in rows if row["method"] == facts.method), None)
+        if facts.method != "local" and gain is not None:
+            lines += ["", f"Gain in AUC by joining: {readable(gain, signed=True)}.{_verdict(gain)}"]
+            lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
+            lines[-1] += " otherwise, so try that before you believe in a gain."
+        lines += [""]
+    own = f"accuracy {readable(facts.own['accuracy'], 100, 1)} %, AUC {readable(facts.own['auc'])}"
+    tested = sum(facts.tested_on)
+    enough = tested >= statistics.FEWEST_ROWS
+    how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if enough else "too few for an interval"
+    lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
+    return "\n".join(lines)
+
+
+def _over(splits: int) -> str:
+    if splits >= statistics.FEWEST:
+        few = "where few answers are wrong, that of the accuracy is the exact one of a single test set"
+        return f"Mean over {splits} splits, 95 % confidence interval; {few}."
+    count = "1 split" if splits == 1 else f"Mean over {splits} splits"
+    return f"{count}; the interval of the accuracy is the exact one of a single test set, the AUC has none."
+
+
+def _verdict(gain: Interval) -> str:
+    if gain.low is None or gain.high is None:
+        return " The splits are too few or too alike to tell whether joining helped."
+    if gain.low > 0:
+        return " Joining helped under these settings."
+    return " Joining hurt under these settings." if gain.high < 0 else " The data do not tell whether joining helped."
+
+
+def _weights(facts: Facts) -> str:
+    if not facts.weights:
+        return ""
+    lines = [
+        "## Whose models helped",
+        "",
+        "Weights A_i with which the server mixes the sites' extractors for this one:",
+    ]
+    lines += ["", "| site | weight |", "|---|---|"]
+    ordered = sorted(facts.weights.items(), key=lambda pair: -pair[1])
+    return "\n".join([*lines, *(f"| {name} | {weight:.3f} |" for name, weight in ordered)])
+
+
+def _privacy(facts: Facts) -> str:
+    lines = [
+        "## Privacy",
+        "",
+        f"- Left the site in every round: {facts.up} (θ: the parameters of the feature extractor, φ: of the last layer,"
+        f" ω: both, n: the number of train rows). Stayed: the rows{_and(facts.stays)}."
+        if facts.up != "–"
+        else "- Nothing left the site.",
+        "- Left the site once: names of columns and levels, number of train rows.",
+        "- Parameters can leak facts about the rows they were trained on (membership, sometimes more). Nothing here"
+        " hides them from the server."
+        if not facts.privacy
+        else "",
+        *(f"- {line}" for line in facts.privacy),
+        "- The scaling in preprocessing.json holds means and standard deviations of columns: treat the folder as"
+        " confidential as those.",
+    ]
+    return "\n".join(line for k, line in enumerate(lines) if line or k == 1)
+
+
+def _and(stays: str) -> str:
+    return "" if stays == "–" else f" and the {stays}"
+
+
+def _limits() -> str:
+    return (
+        "## Limits\n\nA score on past rows of this site says nothing about other sites or later times. Not a medical"
+        " device; not checked for fairness between groups."
+    )
+
+
+def privacy_of(method: Method, rounds: int) -> list[str]:
+    """What a method says about the protection that it adds; models are delivered from simulations."""
+    account = account_of(method, rounds, simulated=True)
+    return [] if account is None else account.lines()

@@ -1,0 +1,166 @@
+"""A client that comes later: what it gets from a federation that is finished or under way, without retraining anybody.
+
+The server makes room for it (`Method.admit`): with FedAPA, its extractor starts as the mean of all others and its row
+of weights as itself alone; with methods of one shared model nothing changes. Then it is visited alone, as in ordinary
+rounds. Its uploads teach the server only where the server keeps something of its own for every client: a shared model
+would else become the newcomer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedapa.analysis import statistics
+from fedapa.analysis.personalized_model import in_use, probabilities
+from fedapa.analysis.statistics import Interval
+from fedapa.config.experiment import Parts, assemble, load_own, read_config
+from fedapa.config.load import settings_of
+from fedapa.core.tree import Tree, find_fault
+from fedapa.data.federated import ClientData
+from fedapa.data.schema import Schema, unscaled
+from fedapa.data.sites import Own, Sites, described
+from fedapa.data.sites import assemble as assemble_sites
+from fedapa.errors import InputError, RunError
+from fedapa.methods.catalogue import entry
+from fedapa.methods.local_only import LocalOnly
+from fedapa.methods.method import Method
+from fedapa.rounds.loop import State
+from fedapa.rounds.transport import Record, Request, visit
+from fedapa.site.export_models import data_dir_of, flaw_of, plain_schema, refuse, sites_of
+from fedapa.site.model_card import Facts, privacy_of, write_card
+from fedapa.site.site_model import write_model
+from fedapa.store import checkpoint
+from fedapa.store.checkpoint import Checkpoint
+from fedapa.store.run_folder import kept_engine
+from fedapa.training.task import Task
+
+
+class Newcomer(NamedTuple):
+    """How a new client fares, by what its model is made of; scores are of its own test rows."""
+
+    name: str
+    rows: tuple[int, int]
+    accuracy: dict[str, Interval]
+    auc: dict[str, Interval]
+    weights: dict[str, float]  # whose models were mixed for it, where the method says so
+    folder: Path
+
+
+def onboard(
+    run: Path,
+    name: str,
+    file: Path,
+    out: Path,
+    rounds: int | None = None,
+    told: Callable[[int], None] | None = None,
+    anyway: bool = False,
+) -> Newcomer:
+    """Add one client with its own file to a run; its model and the server's new state go to ``out``."""
+    config = read_config(run)
+    parts = assemble(config, kept_engine(config.run.engine, run))
+    point = checkpoint.newest(run / "checkpoints")
+    if point is None:
+        raise InputError(f"{run} has not played a round yet", "`fedapa resume` goes on with it")
+    if name in parts.task.names:
+        raise InputError(f"there is a client called '{name}' already", "give the new one another --name")
+    own = _read(run, name, file, parts)
+    client, rounds = own.data.clients[0], parts.plan.rounds if rounds is None else rounds
+    task = replace(parts.task.with_client(client.name, len(client.train.y)), vectorise=False)
+    server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, told)
+    method, i, seed = parts.method, task.clients - 1, parts.plan.seed
+    grown = Checkpoint(State(point.state.round, server, point.state.last), [*point.records, record])
+    models = {
+        "alone": (LocalOnly(), _alone(task, client, i, seed, rounds)),
+        "mean model": (LocalOnly(), _mean(task, point)),
+        "onboarded": (method, in_use(method, task, grown, i, client, seed)),
+    }
+    y = client.test.y.numpy()
+    p = {label: probabilities(how, task, state, client.test.x) for label, (how, state) in models.items() if state}
+    accuracy = {label: statistics.own_accuracy(y, found) for label, found in p.items()}
+    area = {label: statistics.bootstrap(y, found, statistics.auc) for label, found in p.items()}
+    matrix = method.watch(server).get("A")
+    weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
+    sizes = len(client.train.y), len(client.test.y)
+    seen = probabilities(method, task, models["onboarded"][1], client.train.x)
+    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names)
+    refuse(name, flaw, anyway)
+    folder = _write(run, out, parts, own, task, models["onboarded"][1], accuracy, area, weights, rounds, flaw or "")
+    checkpoint.write(out / "checkpoints", grown)
+    return Newcomer(name, sizes, accuracy, area, weights, folder)
+
+
+def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
+    """The new client's rows by the run's own schema; scaled as its sites are."""
+    config = read_config(run)
+    if config.sites is None:
+        return assemble_sites(Sites({name: str(file)}), parts.plan.seed, agreed=plain_schema(parts))
+    sites = described(sites_of(config), data_dir_of(config))
+    schema: Schema = load_own(config, parts.plan.seed).schemas[0]
+    schema = schema if sites.scaling == "federated" else unscaled(schema)
+    alone = replace(sites, files={name: str(file)}, source=None, site_column=None, schema_file=None)
+    return assemble_sites(alone, parts.plan.seed, agreed=schema)
+
+
+def _join(
+    method: Method, task: Task, point: Checkpoint, client: ClientData, seed: int, rounds: int,
+    told: Callable[[int], None] | None,
+) -> tuple[Tree, Record]:  # fmt: skip
+    server, i = method.admit(task, point.state.server), task.clients - 1
+    keeps_rows = any(server[name].shape != leaf.shape for name, leaf in point.state.server.items())
+    record = Record(method.init(task, seed)[1], {})
+    for t in range(rounds):
+        down = method.send(task, server, i)
+        request = Request(point.state.round + t, i, _given(down), train=True, evaluate=False)
+        record, reply = visit(method, task, client, record, request, seed)
+        if fault := reply.fault or (find_fault(reply.up, reply.up) if reply.up else None):
+            raise RunError(f"{client.name}: {fault}", "lower training.lr")
+        if keeps_rows and reply.up:
+            server = method.absorb(task, server, [i], [down], [reply.up])
+        if told is not None:
+            told(t)
+    return server, record
+
+
+def _given(down: Tree) -> Callable[[], Tree]:
+    return lambda: down
+
+
+def _alone(task: Task, client: ClientData, i: int, seed: int, rounds: int) -> Tree:
+    """As many rounds of local training from the common start."""
+    record = Record(LocalOnly().init(task, seed)[1], {})
+    for t in range(rounds):
+        request = Request(t, i, _given({}), train=True, evaluate=False)
+        record, _ = visit(LocalOnly(), task, client, record, request, seed)
+    return record.state
+
+
+def _mean(task: Task, point: Checkpoint) -> Tree:
+    """The plain mean of all other clients' models, where every client has a whole one."""
+    states = [record.state for record in point.records]
+    if not all("theta" in state and "phi" in state for state in states):
+        return {}
+    return {key: torch.stack([state[key] for state in states]).mean(0) for key in ("theta", "phi")}
+
+
+def _write(
+    run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, accuracy: dict[str, Interval],
+    area: dict[str, Interval], weights: dict[str, float], rounds: int, flaw: str,
+) -> Path:  # fmt: skip
+    config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
+    base, settings = settings_of(config, config.methods[0])
+    trained, tested = (part.y.bincount(minlength=own.data.classes).tolist() for part in (client.train, client.test))
+    known, scores = entry(base), {"accuracy": accuracy["onboarded"], "auc": area["onboarded"]}
+    facts = Facts(
+        client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
+        tested, scores, weights, task.names, privacy_of(parts.method, rounds), flaw=flaw,
+    )  # fmt: skip
+    card = write_card(facts, schema, [])
+    sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
+    about = {"rounds": rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    model = config.model.model_dump()
+    return write_model(out / "site-model", client.name, base, settings, model, task, state, schema, sites, card, about)

@@ -1,0 +1,157 @@
+"""site-model/: one site's model as files that need no run, no other site and no pickle.
+
+model.safetensors     the tensors of the model
+model.json            architecture, method, classes, and the digest of the tensors
+preprocessing.json    how a row becomes numbers
+MODEL_CARD.md         for people
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedapa.analysis.personalized_model import probabilities
+from fedapa.core.tree import Tree, digest
+from fedapa.data import schema as schemas
+from fedapa.data.schema import Schema
+from fedapa.data.site_images import KINDS, paths_beside, read_images
+from fedapa.data.sites import Sites
+from fedapa.data.tables import Table, read_table
+from fedapa.errors import InputError
+from fedapa.methods.catalogue import make
+from fedapa.methods.method import Method
+from fedapa.store.checkpoint import write_atomically, write_json
+from fedapa.training.model import build_model
+from fedapa.training.task import Task
+
+FORMAT = "fedapa-site-model-1"
+TENSORS, ABOUT, PREPARATION, CARD = "model.safetensors", "model.json", "preprocessing.json", "MODEL_CARD.md"
+READING = ("missing", "missing_values", "header", "encoding", "image_column", "image_size", "label")
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SiteModel:
+    site: str
+    method: Method
+    task: Task
+    state: Tree
+    schema: Schema
+    reading: Mapping[str, Any]  # how this site's files are written
+
+    def predict(self, path: Path) -> tuple[Floats, list[str], list[str]]:
+        """Probabilities [rows, classes] of a file (or a folder of images), the rows' names, and what is odd."""
+        x, names, odd = self._inputs(path)
+        if tuple(x.shape[1:]) != (self.schema.shape or (len(self.schema.inputs),)):
+            shape = list(self.schema.shape)
+            raise InputError(f"{path}: samples of shape {list(x.shape[1:])}, the model takes {shape}", "resize them")
+        tensor = torch.tensor(x) if x.dtype == np.uint8 else torch.tensor(x, dtype=torch.float32)
+        return probabilities(self.method, self.task, self.state, tensor), names, odd
+
+    def _inputs(self, path: Path) -> tuple[npt.NDArray[Any], list[str], list[str]]:
+        if self.schema.columns:
+            table = self._table(path)
+            return schemas.transform(self.schema, table), _lines(table), schemas.strangers(self.schema, table)
+        if path.suffix.lower() == ".npz":
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    x = file["x"]
+            except (OSError, ValueError, KeyError) as error:
+                raise InputError(f"{path}: no array x can be read ({error})", "numpy.savez(file, x=...)") from None
+            return x, [str(k) for k in range(len(x))], []
+        files = self._files(path)
+        size = self.reading.get("image_size")
+        return read_images(files, self.schema.mode, tuple(size) if size else None), [str(f) for f in files], []
+
+    def _files(self, path: Path) -> list[Path]:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS)
+        elif path.suffix.lower() in KINDS:
+            files = [path]
+        else:
+            column = self.reading.get("image_column") or "image"
+            files = list(paths_beside(path, list(self._table(path).column(column, "image column"))))
+        if not files:
+            raise InputError(f"{path} holds no images", f"known are {', '.join(KINDS)}")
+        return files
+
+    def _table(self, path: Path) -> Table:
+        """As this site's files are written; a file without the label may leave its name out of the header."""
+        kept = {k: v for k, v in self.reading.items() if k in ("missing", "missing_values", "header", "encoding")}
+        wanted = {column.name for column in self.schema.columns}
+        special = {k: v for k, v in dict(kept.get("missing_values", {})).items() if k in wanted}
+        return read_table(path, **{**kept, "missing_values": special})
+
+
+def _lines(table: Table) -> list[str]:
+    return [str(line) for line in table.lines]
+
+
+def write_model(
+    folder: Path, site: str, base: str, settings: Mapping[str, Any], model: Mapping[str, str], task: Task, state: Tree,
+    schema: Schema, sites: Sites, card: str, facts: Mapping[str, Any],
+) -> Path:  # fmt: skip
+    """All four files; what is there already is replaced."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from None
+    kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
+    save_file(kept, folder / TENSORS)
+    about = {
+        "format": FORMAT, "site": site, "method": {"name": base, "settings": dict(settings)}, "model": dict(model),
+        "classes": list(schema.class_names), "shape": list(schema.shape or (len(schema.inputs),)),
+        "mean": list(task.mean), "std": list(task.std), "digest": digest(kept), **facts,
+    }  # fmt: skip
+    write_json(folder / ABOUT, about)
+    reading = {key: value for key in READING if (value := getattr(sites, key)) is not None}
+    write_json(folder / PREPARATION, {"schema": schemas.to_json(schema), "reading": _plain(reading)})
+    write_atomically(folder / CARD, card.encode())
+    return folder
+
+
+def read_model(folder: Path) -> SiteModel:
+    """A site's model, checked to be as it was written."""
+    about, preparation = (_json(folder / name) for name in (ABOUT, PREPARATION))
+    try:
+        state = {name: leaf.clone() for name, leaf in load_file(folder / TENSORS).items()}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {folder / TENSORS}: {error}", "take the folder as it was written") from None
+    try:
+        if about["format"] != FORMAT:
+            raise InputError(f"{folder / ABOUT}: format {about['format']} is not known", "update fedapa")
+        if about["digest"] != digest(state):
+            raise InputError(f"{folder / TENSORS} is not the file that was written here", "take the original")
+        schema = schemas.from_json(preparation["schema"], str(folder / PREPARATION))
+        model, method = about["model"], about["method"]
+        split = build_model(model["name"], tuple(about["shape"]), len(schema.classes), model["head"], model["buffers"])
+        task = Task(split, len(schema.classes), torch.ones(1), mean=tuple(about["mean"]), std=tuple(about["std"]))
+        made = make(method["name"], **method["settings"])
+        return SiteModel(about["site"], made, task, state, schema, preparation["reading"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder} is not a site-model ({error!r})", "take the folder as it was written") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"{path} does not exist", "name a folder site-model/, as `fedapa silo run` makes it") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error})", "take the folder as it was written") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return list(value) if isinstance(value, tuple | list) else value

@@ -1,0 +1,184 @@
+"""A sweep: the runs of one or more files, laid out in a folder, played over all cores, kept in one database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from fedapa.analysis import collected, run_results
+from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single
+from fedapa.config.sections import Config
+from fedapa.errors import InputError, RunError
+from fedapa.store.run_folder import in_use, rounds_done, status
+from fedapa.sweep import cost, pool
+from fedapa.sweep.sweep_db import NAME, Planned, Store
+from fedapa.version import NUMERICS
+
+RESULTS = "results.json"
+Tell = Callable[["Progress"], None]
+
+
+@dataclass
+class Progress:
+    """Where a sweep stands; costs are expected seconds on one core."""
+
+    whole: float
+    done: float
+    finished: int
+    runs: int
+    news: pool.News | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    path: Path
+    planned: Planned
+    seconds: float  # expected, for all of it
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / NAME).is_file()
+
+
+Scenarios = Sequence[tuple[str, Config]]  # by name; a name may come twice, with other methods
+
+
+def collected_runs(scenarios: Scenarios, files: Sequence[Path], only: str = "*") -> set[str]:
+    """SCENARIO/METHOD-seedN of the runs that files of results hold already: same config, numerics and allocation."""
+    known = collected.keys(files)
+    there = {(one.scenario, one.label, one.seed) for one in known}
+    found = set()
+    for scenario, config in scenarios:
+        for name, (method, seed) in run_names(config).items():
+            path = str(Path(scenario) / name)
+            if fnmatch(path, only) and (scenario, method, seed) in there:
+                own = config_hash(single(config, method, seed))
+                partition = load_data(config, seed).fingerprint
+                if collected.Key(scenario, method, seed, own, NUMERICS, partition) in known:
+                    found.add(path)
+    return found
+
+
+def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
+    guesses = {
+        str(Path(scenario) / name): (cost.Kind(scenario, method), cost.guess(config, method))
+        for scenario, config in scenarios
+        for name, (method, _) in run_names(config).items()
+        if fnmatch(str(Path(scenario) / name), only)
+    }
+    seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
+    states = {name: "collected" if name in skip else status(out / name) for name in guesses}
+    lies = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
+    rows = [{"run": name, "state": states[name], "minutes": seconds[name] / 60} for name in guesses]
+    if not lies:
+        return rows
+    return [{**row, "lies": lies.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
+
+
+def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[Path]:
+    """The run folders of all scenarios whose SCENARIO/METHOD-seedN matches ``only`` and is not to be skipped."""
+    paths = [path for name, config in scenarios for path in lay_out(config, out / name, _wanted(only, name, skip))]
+    if not paths and not skip:
+        raise InputError(f"no run matches --only {only!r}", "it is compared with SCENARIO/METHOD-seedN")
+    return paths
+
+
+def chosen(scenarios: Scenarios, only: str) -> list[Config]:
+    """The scenarios with a run that matches."""
+    return [config for scenario, config in scenarios if any(map(_wanted(only, scenario), run_names(config)))]
+
+
+def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[str], bool]:
+    def is_wanted(name: str) -> bool:
+        path = str(Path(scenario) / name)
+        return fnmatch(path, only) and path not in skip
+
+    return is_wanted
+
+
+def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
+    """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
+    store = Store(out)
+    jobs, failed = _jobs(out, list(paths), store)
+    todo = [job for job in jobs if status(job.path) != "finished"]
+    share = {job.path: rounds_done(job.path) / job.planned.rounds for job in jobs}
+    by_path = {job.path: job for job in jobs}
+    progress = Progress(sum(job.seconds for job in jobs), 0.0, len(jobs) - len(todo), len(jobs))
+
+    def hear(news: pool.News | None) -> None:
+        if news is not None:
+            _note(store, by_path[news.path].planned, news, failed)
+            if news.what == "round":
+                share[news.path] = news.round / by_path[news.path].planned.rounds
+            progress.finished += news.what == "finished"
+        progress.done = sum(share[job.path] * job.seconds for job in jobs)
+        progress.news = news
+        if tell is not None:
+            tell(progress)
+
+    hear(None)
+    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, hear)
+    return failed
+
+
+def _left(job: Job, share: Mapping[Path, float]) -> float:
+    return job.seconds * (1 - share[job.path])
+
+
+def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[str, str]]:
+    """What there is to play, and the runs that cannot be: a damaged one must not stop the rest."""
+    plans, guesses = {}, {}
+    for path in paths:
+        config = read_config(path)
+        (method,), (seed,) = config.methods, config.seeds
+        name = str(path.relative_to(out))
+        plans[name] = Planned(name, "" if path.parent == out else path.parent.name, method, seed, config.run.rounds)
+        guesses[name] = (cost.Kind(plans[name].scenario, method), cost.guess(config, method))
+    store.plan(list(plans.values()))
+    known = store.runs()
+    failed = _catch_up(out, plans, {run["path"]: run["state"] for run in known}, store)
+    seconds = cost.expected(guesses, known)
+    return [Job(out / name, plan, seconds[name]) for name, plan in plans.items() if name not in failed], failed
+
+
+def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str], store: Store) -> dict[str, str]:
+    """Note what happened to runs while nobody looked: finished or cut off in a killed sweep, or damaged."""
+    failed = {}
+    for plan in plans.values():
+        try:
+            if status(out / plan.path) == "finished":
+                if known[plan.path] != "finished":
+                    _keep(out, plan, store)
+            elif known[plan.path] == "running" and not in_use(out / plan.path):
+                store.note(plan.path, "planned")
+        except InputError as error:
+            failed[plan.path] = error.message
+            store.note(plan.path, "failed", error.message)
+    return failed
+
+
+def _note(store: Store, plan: Planned, news: pool.News, failed: dict[str, str]) -> None:
+    if news.what == "finished":
+        _keep(store.path.parent, plan, store)
+    elif news.what == "failed":
+        failed[plan.path] = news.text
+        store.note(plan.path, "failed", news.text)
+    elif news.what == "started":
+        store.note(plan.path, "running")
+
+
+def _keep(out: Path, plan: Planned, store: Store) -> None:
+    run = run_results.read(out / plan.path, plan.scenario)
+    if run is None:
+        raise RunError(f"{out / plan.path} is finished but has no results", "remove it and sweep again")
+    store.keep(plan.path, run)
+
+
+def write_results(out: Path) -> Path:
+    """All finished runs of a sweep as one small JSON file, a line each."""
+    runs = [run for run in run_results.load(out) if run.status == "finished"]
+    return run_results.write_file(out / RESULTS, run_results.as_dicts(runs))

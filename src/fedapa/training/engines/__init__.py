@@ -1,0 +1,1 @@
+"""What runs the training steps: PyTorch, vmap over clients, a native kernel."""

@@ -1,0 +1,128 @@
+"""Which engine runs a task: native where the kernel knows the model, else what a short measurement finds faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedapa.data.federated import Federated, Split
+from fedapa.errors import InputError
+from fedapa.training.engines.native import Kernel, available, shape_of
+from fedapa.training.engines.vmap_engine import train_together
+from fedapa.training.local import Job, train
+from fedapa.training.model import SplitModel
+from fedapa.training.task import Task, cross_entropy
+
+Engine = Literal["auto", "torch", "vmap", "native"]
+FEWEST = 8  # clients; with fewer, vectorising gains too little to be told from noise
+SAMPLE = 16  # clients that are measured: what pays with them pays more with many
+GAIN = 1.3  # times that vmap must be faster
+BUDGET = 0.1  # seconds for one look at the plain loop
+LONG = 0.02  # seconds for two steps, which then go into arithmetic, not into the overhead that vmap saves
+
+
+def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
+    """The task on the engine that the user wants; an error where that one cannot run it."""
+    if engine == "torch":
+        return task
+    if engine != "vmap" and (kernel := native_kernel(task.model, data, engine == "native")) is not None:
+        return replace(task, kernel=kernel)
+    obstacle = vmap_obstacle(task, data) if engine == "vmap" or task.clients >= FEWEST else "too few clients"
+    if engine == "vmap" and obstacle:
+        raise InputError(f"the vmap engine cannot run this model: {obstacle}", 'use engine = "auto" or "torch"')
+    return replace(task, vectorise=obstacle is None and (engine == "vmap" or vmap_is_faster(Measured(task, data))))
+
+
+def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
+    """The compiled engine, if it was built and knows this model; an error instead if the user insists on it."""
+    built, reason = available()
+    shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
+    if shape is not None and model.plain_head:
+        return Kernel(shape, data.classes, data.mean, data.std)
+    if insist:
+        why = "it knows only 5x5 convolution, ReLU, 2x2 max-pool blocks with linear layers" if built else reason
+        raise InputError(f"the native engine cannot run this model: {why}", 'use engine = "auto" or "torch"')
+    return None
+
+
+def vmap_obstacle(task: Task, data: Federated) -> str | None:
+    """Why clients of this task cannot be trained together; None if they can."""
+    if task.model.has_buffers:
+        return "it keeps running statistics (BatchNorm), which only the torch engine follows"
+    if task.model.stochastic:
+        return "it draws random numbers (dropout), which only the torch engine repeats"
+    try:
+        with one_thread():
+            train_together(sample_jobs(task, data, 2))
+    except Exception as error:
+        return f"PyTorch cannot vectorise it, {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+    return None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A task as the measurement sees it: tasks that look the same are measured once in a process."""
+
+    task: Task = field(compare=False)
+    data: Federated = field(compare=False)
+    looks: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        model, training = self.task.model, self.task.training
+        parts = (model.extractor, model.head, self.data.shape, training.batch, training.drop_last, self.task.sizes)
+        object.__setattr__(self, "looks", repr(parts))
+
+
+@lru_cache(maxsize=1)  # of the last task: an entry keeps its data alive
+def vmap_is_faster(measured: Measured) -> bool:
+    """Time the same few steps of some clients both ways. No random stream and no state is touched."""
+    with one_thread():
+        first = sample_jobs(measured.task, measured.data, 1)[0]
+        two_steps = min(seconds(lambda: train(first)) for _ in range(2))
+        if two_steps > LONG:
+            return False
+        count = min(SAMPLE, measured.task.clients, int(BUDGET / two_steps))
+        jobs = sample_jobs(measured.task, measured.data, count)
+        pairs = [(seconds(lambda: [train(job) for job in jobs]), seconds(lambda: train_together(jobs))) for _ in "123"]
+    plain, together = (min(times) for times in zip(*pairs, strict=True))
+    return bool(plain > GAIN * together)
+
+
+def sample_jobs(task: Task, data: Federated, count: int) -> list[Job]:
+    """The first two batches of some clients, from the largest to the smallest."""
+    splits = sorted((client.train for client in data.clients), key=lambda split: -len(split.y))
+    params = dict(zip(("theta", "phi"), task.init(0), strict=True))
+    chosen = [splits[k * len(splits) // count] for k in range(count)]
+    return [_job(task, split, params) for split in chosen]
+
+
+def _job(task: Task, split: Split, params: dict[str, Tensor]) -> Job:
+    velocity, rates = {k: torch.zeros_like(v) for k, v in params.items()}, dict.fromkeys(params, 0.0)
+    order, size = torch.arange(len(split.y)), task.training.batch
+    batches = partial(iter, [order[k : k + size] for k in (0, size) if k < len(order)])
+    return Job(task, cross_entropy, params, velocity, {}, {}, split, batches, rates, 0.9, 0.0, None, None)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time of this thread, which does not see what else the machine is doing."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As in a run: parallel over clients, never inside one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

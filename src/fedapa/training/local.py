@@ -1,0 +1,385 @@
+"""One client's toolbox for one visit: its own data, its own random stream, and the only training loop there is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.data.federated import Split
+from fedapa.errors import InputError
+from fedapa.streams import stream, torch_seed
+from fedapa.training.task import Batch, Task, cross_entropy, proximal
+
+Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
+Project = Callable[[Tree], Tree]
+EVALUATION_BATCH = 512
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """One call of ``sgd`` with nothing left to decide: all that an engine needs to run it."""
+
+    task: Task
+    loss: Loss
+    params: Tree
+    velocity: Tree
+    given: Tree
+    carry: Tree
+    data: Split
+    batches: Callable[[], Iterator[Tensor]]
+    rates: Mapping[str, float]
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    project: Project | None
+
+
+class Trained(NamedTuple):
+    params: Tree  # and what the loss carried
+    velocity: Tree
+
+
+class Pass(NamedTuple):
+    """A function of one sample and a model, ``function(task, tree, x)``, to be taken at all samples of a client."""
+
+    function: Callable[[Task, Tree, Tensor], Tensor]
+    task: Task
+    tree: Tree
+    x: Tensor
+
+
+class Engine(Protocol):
+    """Who does the work of a visit. An engine may break a visit off and play it again, hence ``once``."""
+
+    def train(self, job: Job) -> Trained:
+        """Run one training."""
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        """[n, ...] one row per sample, without gradients."""
+
+    def once(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` answers, computed once in a visit however often the visit is played."""
+
+    def clock(self) -> float:
+        """Seconds; only differences mean something."""
+
+
+class Plain:
+    """One client at a time, every training at once."""
+
+    def train(self, job: Job) -> Trained:
+        return train(job)
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        return outputs(wanted)
+
+    def once(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+
+class Normal(Protocol):
+    """Where normal numbers come from."""
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        """So many independent standard normal numbers."""
+
+
+class Seeded:
+    """From a stream that everybody who knows its key can draw again."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        return self._random.standard_normal(count, dtype=np.float32)
+
+
+class Entropy:
+    """From the operating system's cryptographic generator: no seed, no state, nothing that could be drawn again.
+
+    A fast generator with a secret seed would not do: whoever guesses the update knows the noise, and can find the
+    state of such a generator from it.
+    """
+
+    def normal(self, count: int) -> npt.NDArray[np.float32]:
+        from scipy.special import ndtri
+
+        bits = np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64) >> 12
+        return np.asarray(ndtri((bits + 0.5) * 2.0**-52), dtype=np.float32)  # 52 bits: neither 0 nor 1 is drawn
+
+
+@dataclass
+class Local:
+    """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the state."""
+
+    task: Task
+    client: int
+    round: int
+    seed: int
+    data: Split
+    memory: Tree = field(default_factory=dict)
+    calls: int = 0
+    engine: Engine = field(default_factory=Plain)
+    entropy: Normal | None = None  # at a real site; None in a simulation
+
+    @property
+    def n(self) -> int:
+        return len(self.data.y)
+
+    @property
+    def rounds(self) -> int:
+        return self.task.rounds
+
+    def random(self) -> np.random.Generator:
+        """The next random stream of this visit, keyed by (seed, round, client, call)."""
+        self.calls += 1
+        return self._stream(self.calls)
+
+    def private(self) -> Normal:
+        """Noise that the server must not know: a seeded stream in a simulation, entropy at a real site."""
+        seeded = self.random()  # drawn at a site, too, so that later streams of the visit are the same in both
+        return self.entropy or Seeded(seeded)
+
+    def fresh(self) -> tuple[Tensor, Tensor]:
+        """theta and phi of this client's own random start."""
+        return self.task.init(own_start(self.seed, self.client))
+
+    def counts(self) -> Tensor:
+        """[C] how many samples of every class."""
+        return torch.bincount(self.data.y, minlength=self.task.classes).float()
+
+    def features(self, params: Mapping[str, Tensor]) -> Tensor:
+        """z [n, d] of all own training samples, without gradients."""
+        return self.engine.outputs(Pass(Task.features, self.task, dict(params), self.data.x))
+
+    def part(self, fraction: float) -> Local:
+        """The same toolbox on a random share of the samples (at least one), in their order."""
+        size = max(1, int(fraction * self.n))
+        index = torch.from_numpy(np.sort(self.random().choice(self.n, size, replace=False)))
+        piece = Split(self.data.x[index], self.data.y[index])
+        return replace(self, data=piece, calls=self.calls + 1000)
+
+    @contextmanager
+    def only(self, index: Tensor) -> Iterator[None]:
+        """Inside, the toolbox has these samples alone."""
+        whole = self.data
+        self.data = Split(whole.x[index], whole.y[index])
+        try:
+            yield
+        finally:
+            self.data = whole
+
+    def batches(self, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
+        """Indices of shuffled mini-batches; a client smaller than one batch uses all it has."""
+        return self._epochs(self.random(), epochs, drop_last)
+
+    def _epochs(self, random: np.random.Generator, epochs: int, drop_last: bool | None = None) -> Iterator[Tensor]:
+        size = self.task.training.batch
+        drop = self.task.training.drop_last if drop_last is None else drop_last
+        for _ in range(epochs):
+            order = torch.from_numpy(random.permutation(self.n))
+            stop = self.n - self.n % size if drop and self.n >= size else self.n
+            if self.task.model.batch_statistics and (stop % size == 1 or stop == 1):
+                raise InputError(
+                    f"{self.task.name(self.client)}: BatchNorm cannot learn from a batch of one sample",
+                    "set training.drop_last, change training.batch, or use a model without BatchNorm",
+                )
+            yield from torch.split(order[:stop], size)
+
+    def sgd(
+        self,
+        loss: Loss,
+        params: Tree,
+        *,
+        given: Tree | None = None,
+        carry: Tree | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | Mapping[str, float] | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        clip_norm: float | None = None,
+        project: Project | None = None,
+        memory: str | None = "main",
+        replaced: bool = False,
+    ) -> Tree:
+        """Minimise ``loss(task, params, batch, given)`` over ``params`` by SGD; returns params and carry as one tree.
+
+        ``given`` are constants of the loss. A ``carry`` is state that the loss threads from batch to batch: it is seen
+        in ``given`` and the loss returns (value, new carry). ``steps`` draws that many batches instead of epochs.
+        ``project`` is applied after every step. Momentum lives under the name ``memory`` from visit to visit; None
+        starts afresh. So does ``replaced``, which says that ``params`` were just overwritten by what arrived, unless
+        ``training.keep_momentum`` decides for all.
+        """
+        memory = memory if self._keeps(replaced) else None
+        training = self.task.training
+        self.calls += 1
+        done = self.engine.train(
+            Job(
+                self.task, loss, params, self._recall(memory, params), given or {}, carry or {}, self.data,
+                partial(copy(self)._indices, self.calls, epochs, steps),  # a copy: its data stay what they are now
+                _per_name(training.lr if lr is None else lr, params),
+                training.momentum if momentum is None else momentum,
+                training.weight_decay if weight_decay is None else weight_decay,
+                clip_norm or training.clip_norm or None, project,
+            )
+        )  # fmt: skip
+        self._remember(memory, done.velocity)
+        return done.params
+
+    def _stream(self, call: int) -> np.random.Generator:
+        return stream(self.seed, "visit", self.round, self.client, call)
+
+    def _indices(self, call: int, epochs: int | None, steps: int | None) -> Iterator[Tensor]:
+        random = self._stream(call)
+        if steps is None:
+            yield from self._epochs(random, self.task.training.epochs if epochs is None else epochs)
+            return
+        size = min(self.task.training.batch, self.n)
+        for _ in range(steps):
+            yield torch.from_numpy(random.choice(self.n, size, replace=False))
+
+    def _recall(self, memory: str | None, params: Tree) -> Tree:
+        kept = {} if memory is None else {k: self.memory.get(f"{memory}/{k}") for k in params}
+        return {k: torch.zeros_like(v) if (was := kept.get(k)) is None else _as_long(was, v) for k, v in params.items()}
+
+    def _remember(self, memory: str | None, velocity: Tree) -> None:
+        if memory is not None:
+            self.memory = {**self.memory, **{f"{memory}/{k}": v for k, v in velocity.items()}}
+
+    def _keeps(self, replaced: bool) -> bool:
+        """Momentum belongs to weights: by default it stays with those that the client itself goes on with."""
+        keep = self.task.training.keep_momentum
+        return not replaced if keep == "auto" else keep
+
+
+def own_start(seed: int, client: int) -> int:
+    """Seed of a client's own random start, which the server can compute too."""
+    return torch_seed(seed, "start", client)
+
+
+def _as_long(velocity: Tensor, param: Tensor) -> Tensor:
+    """A copy; where a parameter has more entries than before, the new ones begin at rest."""
+    return velocity.clone() if velocity.shape == param.shape else F.pad(velocity, (0, len(param) - len(velocity)))
+
+
+def train(job: Job) -> Trained:
+    """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
+    task, velocity, carry = job.task, job.velocity, job.carry
+    params = {k: v.clone() for k, v in job.params.items()}
+    if fused(task, job.loss, params, job.given) and not (carry or job.clip_norm or job.project):
+        return train_fused(job, params)
+    with task.model.training() as buffers:
+        for index in job.batches():
+            batch = Batch(job.data.x[index], job.data.y[index])
+            grads, carry = gradients(task, job.loss, params, batch, job.given, carry)
+            if job.clip_norm is not None:
+                grads = clipped(grads, job.clip_norm)
+            for name, w in params.items():
+                v = velocity[name].mul_(job.momentum).add_(grads[name])
+                if job.weight_decay:
+                    v.add_(w, alpha=job.weight_decay)
+                _step(task, name, w, v, job.rates[name])
+            if buffers:
+                task.model.write_buffers(buffers, params.get("theta"), params.get("phi"))
+            if job.project is not None:
+                params = job.project(params)
+    return Trained({**params, **carry}, velocity)
+
+
+def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree) -> tuple[Tree, Tree]:
+    """Gradient of the loss in every parameter, and the new carry; a parameter the loss ignores gets zeros."""
+    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+    answer = loss(task, leaves, batch, {**given, **carry})
+    value, carry = answer if isinstance(answer, tuple) else (answer, carry)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), found, strict=True)}
+    return grads, {k: v.detach() for k, v in carry.items()}
+
+
+def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
+    """Can the native kernel do the whole training in one call? It knows cross-entropy, with or without a pull."""
+    parts = {"theta", "phi"}
+    known = loss is cross_entropy or loss is proximal
+    return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
+
+
+def train_fused(job: Job, params: Tree) -> Trained:
+    """The same steps as the loop above, in one call; what is not in ``params`` is frozen."""
+    task, velocity, given, rates = job.task, job.velocity, job.given, job.rates
+    assert task.kernel is not None
+    indices = list(job.batches())
+    if not indices:
+        return Trained(params, velocity)
+    both = {**given, **params}
+    sizes = torch.tensor([0, *(len(index) for index in indices)])
+    found = task.kernel.train(
+        both["theta"], both["phi"], job.data.x, job.data.y, torch.cat(indices), sizes.cumsum(0),
+        lr_theta=rates.get("theta", 0.0), lr_phi=rates.get("phi", 0.0),
+        momentum=job.momentum, weight_decay=job.weight_decay,
+        velocity_theta=velocity.get("theta"), velocity_phi=velocity.get("phi"),
+        anchor_theta=given.get("anchor_theta"), anchor_phi=given.get("anchor_phi"),
+        rho=float(given["rho"]) if "rho" in given else 0.0,
+        freeze_theta="theta" not in params, freeze_phi="phi" not in params,
+    )  # fmt: skip
+    trained = {"theta": found.theta, "phi": found.phi}
+    moved = {"theta": found.velocity_theta, "phi": found.velocity_phi}
+    return Trained({k: trained[k] for k in params}, {k: moved[k] for k in params})
+
+
+def clipped(grads: Tree, norm: float) -> Tree:
+    """Scale all gradients together so that their joint norm is at most ``norm``."""
+    total = torch.stack([g.norm() for g in grads.values()]).norm()
+    scale = (norm / (total + 1e-6)).clamp(max=1.0)
+    return {k: g * scale for k, g in grads.items()}
+
+
+def outputs(wanted: Pass) -> Tensor:
+    """A pass over all samples, part by part."""
+    function, task, tree, x = wanted
+    with torch.no_grad():
+        return torch.cat([function(task, tree, part) for part in torch.split(x, EVALUATION_BATCH)])
+
+
+def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int, int]:
+    """(correct, total) of the largest logit."""
+    with torch.no_grad():
+        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
+        correct = sum(int((predict(x).argmax(1) == y).sum()) for x, y in pairs)
+    return correct, len(data.y)
+
+
+def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
+    with torch.no_grad():
+        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
+        return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
+
+
+def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:
+    if not isinstance(lr, Mapping):
+        return dict.fromkeys(params, lr)
+    if missing := params.keys() - lr.keys():
+        raise InputError(f"no learning rate for {sorted(missing)[0]}", "give one number or one per parameter")
+    return lr
+
+
+def _step(task: Task, name: str, w: Tensor, v: Tensor, rate: float) -> None:
+    """Move the trainable part only: buffers at the tail of theta or phi are statistics, not weights."""
+    stop = {"theta": task.model.theta_trainable, "phi": task.model.phi_trainable}.get(name, w.numel())
+    w.view(-1)[:stop].sub_(v.view(-1)[:stop], alpha=rate)

@@ -1,0 +1,133 @@
+"""What every party of a federation agrees on: the model, the classes, how many clients, how they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.training.engines.native import Kernel
+from fedapa.training.model import SplitModel
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains unless its method says otherwise; defaults are the FedAPA paper's."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    batch: int = 64
+    epochs: int = 2
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0  # largest norm of a gradient; 0: any
+    drop_last: bool = True
+    keep_momentum: bool | Literal["auto"] = "auto"  # from visit to visit; auto: where the weights go on, too
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    model: SplitModel
+    classes: int
+    sizes: Tensor  # [M] training samples of every client, declared at enrolment
+    training: Training = field(default_factory=Training)
+    rounds: int = 50
+    participation: float = 1.0  # mean share of the clients that take part in a round
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+    kernel: Kernel | None = None  # the native engine, for models that it knows; PyTorch runs the others
+    vectorise: bool = False  # the vmap engine: clients of a round are trained together
+    donate: bool = False  # the loop gives the server state away: absorb may update it in place
+
+    @property
+    def clients(self) -> int:
+        return len(self.sizes)
+
+    def with_client(self, name: str, samples: int) -> Task:
+        """The same task with one client more, the last."""
+        sizes = torch.cat([self.sizes, torch.tensor([samples])])
+        return replace(self, sizes=sizes, names=(*self.names, name) if self.names else ())
+
+    def name(self, i: int) -> str:
+        return f"client {self.names[i] if self.names else i}"
+
+    @property
+    def engine(self) -> str:
+        if self.kernel is not None:
+            return "native"
+        return "vmap" if self.vectorise else "torch"
+
+    @property
+    def P(self) -> int:
+        """Size of theta, the extractor."""
+        return self.model.theta_size
+
+    @property
+    def Q(self) -> int:
+        """Size of phi, the head."""
+        return self.model.phi_size
+
+    @property
+    def d(self) -> int:
+        """Size of a feature."""
+        return self.model.feature_size
+
+    def init(self, seed: int) -> tuple[Tensor, Tensor]:
+        """theta and phi that everybody starts from."""
+        return self.model.init(seed)
+
+    def join(self, theta: Tensor, phi: Tensor) -> Tensor:
+        """omega = [theta; phi]."""
+        return torch.cat([theta, phi])
+
+    def parts(self, omega: Tensor) -> Tree:
+        """The parameters theta and phi out of omega (or out of every row of a matrix of models)."""
+        return {"theta": omega[..., : self.P], "phi": omega[..., self.P :]}
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel.features(params["theta"], x)
+        return self.model.features(params["theta"], params.get("phi"), self.prepare(x))
+
+    def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        return self.model.logits(params["phi"], z)
+
+    def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if self.kernel is not None and not torch.is_grad_enabled():
+            return self.kernel.logits(params["theta"], params["phi"], x)
+        return self.logits(params, self.features(params, x))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Bytes become floats and both are normalised per channel here, batch by batch."""
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+        if not self.mean or (set(self.mean) == {0.0} and set(self.std) == {1.0}):
+            return x
+        channels = (1, -1) + (1,) * (x.ndim - 2)
+        return (x - torch.tensor(self.mean).view(channels)).div_(torch.tensor(self.std).view(channels))
+
+
+def cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
+    """The loss of the whole model [theta; phi] on a batch."""
+    return F.cross_entropy(task.predict({**given, **params}, batch.x), batch.y)
+
+
+def proximal(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
+    """Cross-entropy plus rho/2 |params - anchor|^2, with ``given`` holding rho and anchor_<name> per parameter."""
+    return cross_entropy(task, params, batch, given) + pull(params, given)
+
+
+def pull(params: Tree, given: Tree) -> Tensor:
+    """rho/2 |params - anchor|^2 over the parameters that have an anchor."""
+    square = sum((params[k] - given[f"anchor_{k}"]).square().sum() for k in params if f"anchor_{k}" in given)
+    return 0.5 * given["rho"] * square

@@ -1,0 +1,325 @@
+"""The grid as one more transport under the one round loop: send, wait, ask again, leave stragglers out.
+
+The server keeps of every site the number and the digest of the state that it last accepted, and names both in every
+request. So nothing is trained twice, whoever was killed when: a repeated request starts from the same state, and ends
+in the same upload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from flwr.app import Message, MessageType, RecordDict
+
+from fedapa.core.tree import Tree
+from fedapa.errors import RunError
+from fedapa.federation import messages
+from fedapa.federation.messages import Answer, Ask, Terms
+from fedapa.rounds.evaluation import Score
+from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.transport import Record, Reply, Request
+from fedapa.store.checkpoint import KEEP
+from fedapa.training.task import Task
+from fedapa.transports.flower.serialization import Unsound, pack, unpack
+
+POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
+LOOK = 2.0  # seconds between two looks at who is online
+AWAY = 5  # Flower's code for a node whose heartbeat has stopped
+GIANT, GARBLED = 901, 902  # ours for replies that are too large, or that cannot be put together
+
+
+class Lost(Exception):
+    """The engine no longer knows this session's messages: a new session must send them again."""
+
+
+class Node(NamedTuple):
+    online: bool
+    since: float  # seconds since the epoch when it last came online
+
+
+class Session(Protocol):
+    """Flower's grid for as long as it lasts. Every call may raise ``Lost``."""
+
+    def push(self, message: Message) -> str:
+        """Hand a message over; its id, or nothing where it was not taken."""
+
+    def pull(self, ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that came since."""
+
+    def nodes(self) -> dict[int, Node]:
+        """Who is there."""
+
+    def renew(self) -> None:
+        """Begin again after ``Lost``; raises RunError if that cannot be done."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long is waited for whom, and how much is put up with."""
+
+    round_timeout: float = 600.0  # seconds for all answers of one exchange
+    rejoin: float = 120.0  # seconds that a site may be offline before a round goes on without it
+    retries: int = 2  # requests repeated after an error at a site
+    min_replies: int = 1  # uploads without which a round is not closed
+    quorum_timeout: float = 3600.0  # seconds to wait for so many before the run stops, to be resumed
+    quarantine_after: int = 3  # refused uploads in a row
+    most_bytes: float = 2**30  # of an upload
+
+
+@dataclass
+class Standing:
+    """What the server knows of one site."""
+
+    accepted: int = 0
+    digest: str = ""
+    refusals: int = 0  # in a row
+
+
+@dataclass
+class Waiting:
+    """One request on its way."""
+
+    request: Request
+    message: str = ""  # empty: still to be sent
+    sent: float = 0.0
+    tries: int = 0
+    offline: float | None = None  # since when its site is away
+    problems: list[str] = field(default_factory=list)
+
+
+class Grid:
+    """Sites behind Flower's grid. ``places`` are their node ids, None for a site that is gone for good."""
+
+    def __init__(
+        self,
+        session: Session,
+        terms: Terms,
+        places: Callable[[], Sequence[int | None]],
+        patience: Patience | None = None,
+        tests: Sequence[tuple[int, int]] | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.session, self.terms, self.places = session, terms, places
+        self.patience, self.tests = patience or Patience(), tests
+        self._clock, self._sleep = clock, sleep
+        self.standings = [Standing() for _ in terms.names]
+        self._pending: dict[int, tuple[int, str]] = {}
+        self._uploaded: set[int] = set()
+        # Tags of the checkpoints that may still be read: the newest two, and one that is being written.
+        self._safe: deque[list[int]] = deque([[0] * len(terms.names)], maxlen=KEEP + 1)
+
+    # ------------------------------------------------------------------------------------ what the loop asks for
+
+    def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        self._uploaded.clear()
+        waiting = {}
+        for request in requests:
+            if self.standings[request.client].refusals >= self.patience.quarantine_after:
+                text = f"is in quarantine after {self.standings[request.client].refusals} refused uploads"
+                yield Reply(request.client, None, None, None, 0.0, 0.0, text)
+            else:
+                waiting[request.client] = Waiting(request)
+        if not waiting and requests:
+            raise RunError("every site is in quarantine", "see the run's log for what was refused; then release them")
+        yield from self._gather(waiting)
+
+    def commit(self, clients: Sequence[int]) -> None:
+        for i in clients:
+            self.standings[i] = Standing(*self._pending[i])
+        for i in self._uploaded - set(clients):
+            self.standings[i].refusals += 1
+        self._uploaded.clear()
+        self._pending.clear()
+
+    def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
+        """One site more; from now on all others are told of it, too."""
+        self.terms = replace(self.terms, names=list(task.names), sizes=task.sizes.tolist())
+        self.standings.append(Standing())
+        if self.tests is not None:
+            self.tests = [*self.tests, (newcomer.test, newcomer.validation)]
+        for tags in self._safe:
+            tags.append(0)
+
+    def records(self) -> list[Record]:
+        """The sites keep their states themselves; a checkpoint holds which of them count."""
+        self._safe.append([standing.accepted for standing in self.standings])
+        return [_to_record(standing) for standing in self.standings]
+
+    def restore(self, records: Sequence[Record]) -> None:
+        self.standings = [_from_record(record) for record in records]
+        self._safe = deque([[0] * len(self.standings)], maxlen=KEEP + 1)
+
+    # ------------------------------------------------------------------------------------------------ one exchange
+
+    def _gather(self, waiting: dict[int, Waiting]) -> Iterator[Reply]:
+        """Replies as they come, until all are there or time is up; with too few uploads, time is not up."""
+        needed = self._needed([w.request for w in waiting.values()])
+        begin, looked, nodes = self._clock(), -LOOK, dict[int, Node]()
+        while waiting:
+            try:
+                now = self._clock()
+                if now - looked >= LOOK:
+                    nodes, looked = self.session.nodes(), now
+                self._send(waiting, nodes)
+                for i, message in self._received(waiting):
+                    reply = self._read(waiting[i], message) if i in waiting else None
+                    if reply is not None:
+                        needed -= reply.up is not None
+                        del waiting[i]
+                        yield reply
+            except Lost:
+                self.session.renew()
+                for entry in waiting.values():
+                    entry.message = ""
+                begin, looked = self._clock(), -LOOK  # the engine's absence is not the sites' fault
+                continue
+            if needed <= 0 and waiting:
+                yield from self._give_up(waiting, begin)
+            elif self._clock() - begin > self.patience.quorum_timeout:
+                break
+            if waiting:
+                self._sleep(POLL)
+        if needed > 0:
+            short = f"{needed} more uploads are needed"
+            raise RunError(f"too few sites answered: {short}", "resume the run when more of them are back")
+
+    def _needed(self, requests: Sequence[Request]) -> int:
+        """Uploads to wait for. Where sites train one after another, nobody waits for one of them."""
+        training = sum(request.train for request in requests)
+        return 0 if training <= 1 < len(self.terms.names) else min(self.patience.min_replies, training)
+
+    def _send(self, waiting: dict[int, Waiting], nodes: dict[int, Node]) -> None:
+        places = self.places()
+        for i, entry in waiting.items():
+            place = places[i]
+            node = None if place is None else nodes.get(place)
+            if place is None:
+                entry.message = ""  # whatever it answered: it is no longer one of us
+            if place is None or node is None or not node.online:
+                entry.offline = entry.offline or self._clock()
+                continue
+            entry.offline = None
+            if entry.message and node.since > entry.sent:
+                entry.message = ""  # its node was started again: whatever it had received is gone
+            if not entry.message:
+                message = self._message(entry.request, place)
+                entry.message, entry.sent = self.session.push(message), self._clock()
+
+    def _message(self, request: Request, place: int) -> Message:
+        standing, i = self.standings[request.client], request.client
+        keep_from = min(tags[i] for tags in self._safe) if len(self._safe) == self._safe.maxlen else 0
+        ask = Ask(
+            self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
+            standing.accepted, standing.digest, keep_from,
+        )  # fmt: skip
+        content = RecordDict()
+        content["terms"], content["ask"] = messages.write(self.terms), messages.write(ask)
+        content["down"] = pack(request.down())
+        ttl = self.patience.round_timeout + self.patience.rejoin
+        return Message(content, place, MessageType.TRAIN, ttl=ttl, group_id=str(request.round + 1))
+
+    def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Message]]:
+        """Replies to what was last sent; answers to older messages are of no interest."""
+        owners = {entry.message: i for i, entry in waiting.items() if entry.message}
+        if not owners:
+            return []
+        replies = self.session.pull(owners)
+        found = [(owners.get(message.metadata.reply_to_message_id), message) for message in replies]
+        return [(i, message) for i, message in found if i is not None]
+
+    def _read(self, entry: Waiting, message: Message) -> Reply | None:
+        """What a site says; None where it should be asked again."""
+        i, request = entry.request.client, entry.request
+        if message.has_error() and message.error.code in (GIANT, GARBLED):
+            self._uploaded.add(i)
+            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, messages.plain(message.error.reason))
+        if message.has_error():
+            entry.message = ""
+            entry.tries += message.error.code != AWAY
+            entry.problems.append(messages.plain(message.error.reason))
+            if entry.tries <= self.patience.retries:
+                return None
+            return Reply(i, None, None, None, 0.0, 0.0, f"failed: {entry.problems[-1]}")
+        seconds = self._clock() - entry.sent
+        try:
+            answer, up = self._checked(request, message)
+        except Unsound as error:
+            self._uploaded.add(i)
+            return Reply(i, {} if request.train else None, None, None, seconds, 0.0, str(error))
+        before, after = (Score(*row) if row else None for row in (answer.before, answer.after))
+        if up is not None:
+            self._uploaded.add(i)
+            self._pending[i] = (request.round + 1, answer.digest)
+        fault = f"could not answer: {messages.plain(answer.fault, 500)}" if answer.fault else None
+        return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
+
+    def _checked(self, request: Request, message: Message) -> tuple[Answer, Tree | None]:
+        """An answer to this request, from this site, of this run; the tensors are the loop's to judge."""
+        i = request.client
+        answer = messages.read(Answer, message.content.get("answer"))
+        for what, is_, should in (
+            ("run", answer.run, self.terms.run),
+            ("site", answer.site, self.terms.names[i]),
+            ("round", answer.round, request.round),
+        ):
+            if is_ != should:
+                raise Unsound(f"it answers for {what} {str(is_)[:80]!r}, not {str(should)!r}")
+        if answer.trained != (request.train and not answer.fault):
+            raise Unsound("it holds an upload that was not asked for, or none though one was")
+        if answer.trained and not _is_digest(answer.digest):
+            raise Unsound("it does not name the state that it comes from")
+        if not 0 <= answer.train_seconds <= 1e9:
+            raise Unsound("its times cannot be")
+        for row in (answer.before, answer.after):
+            self._check_score(i, row)
+        if not answer.trained:
+            return answer, None
+        return answer, unpack(message.content.get("up"), self.patience.most_bytes)
+
+    def _check_score(self, i: int, row: list[int]) -> None:
+        if not row:
+            return
+        if len(row) != 4 or not (0 <= row[0] <= row[1] and 0 <= row[2] <= row[3]):
+            raise Unsound("its score cannot be")
+        if self.tests is not None and (row[1], row[3]) not in (self.tests[i], (self.tests[i][0], 0)):
+            raise Unsound("its score is on other data than it declared")
+
+    def _give_up(self, waiting: dict[int, Waiting], begin: float) -> Iterator[Reply]:
+        now, places = self._clock(), self.places()
+        for i, entry in list(waiting.items()):
+            if places[i] is None:
+                text = "has left the federation"
+            elif entry.offline is not None and now - entry.offline >= self.patience.rejoin:
+                text = f"was offline for {now - entry.offline:.0f} s"
+            elif now - begin >= self.patience.round_timeout:
+                text = f"did not answer within {now - begin:.0f} s"
+            else:
+                continue
+            del waiting[i]
+            yield Reply(i, None, None, None, 0.0, 0.0, text)
+
+
+def _is_digest(text: str) -> bool:
+    with suppress(ValueError):
+        return len(text) == 64 and len(bytes.fromhex(text)) == 32
+    return False
+
+
+def _to_record(standing: Standing) -> Record:
+    digest = torch.from_numpy(np.frombuffer(bytes.fromhex(standing.digest or "00" * 32), dtype=np.uint8).copy())
+    counts = torch.tensor([standing.accepted, standing.refusals], dtype=torch.int64)
+    return Record({"standing": counts, "digest": digest}, {})
+
+
+def _from_record(record: Record) -> Standing:
+    counts: Any = record.state["standing"].tolist()
+    digest = bytes(record.state["digest"].tolist()).hex() if counts[0] else ""
+    return Standing(counts[0], digest, counts[1])

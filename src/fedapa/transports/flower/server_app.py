@@ -1,0 +1,77 @@
+"""The ServerApp, for whoever starts runs by Flower's own means: a run folder played over the grid that Flower lends.
+
+Real federations do not need it (`fedapa coordinator run` claims its grid itself). Flower's simulation does: there every
+node is a site folder under FEDAPA_SITES, by the number of its partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import ServerApp
+
+from fedapa.config.experiment import read_config
+from fedapa.errors import RunError
+from fedapa.federation import messages
+from fedapa.federation.messages import Description, Question
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.run_federation import play_over
+from fedapa.store.run_folder import CONFIG
+from fedapa.transports.flower.grid_transport import POLL, Node, Session
+
+IDENTIFY = 120.0  # seconds for all nodes to say who they are
+
+
+class Lent:
+    """Flower's own grid as a session. It ends with Flower's run: there is no other to begin."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+
+    def push(self, message: Message) -> str:
+        ids = list(self._grid.push_messages([message]))
+        return str(ids[0]) if ids and ids[0] else ""
+
+    def pull(self, ids: Iterable[str]) -> Iterable[Message]:
+        found: Iterable[Message] = self._grid.pull_messages(list(ids))
+        return found
+
+    def nodes(self) -> dict[int, Node]:
+        return {int(node): Node(True, 0.0) for node in self._grid.get_node_ids()}
+
+    def renew(self) -> None:
+        raise RunError("Flower's run has ended", "start it again: the run folder goes on after its last round")
+
+
+def identify(session: Session, text: str) -> list[Enrolled]:
+    """Every node by the name that its site folder gives it; nobody proves a name in a simulation."""
+    asked: dict[str, int] = {}
+    for node in session.nodes():
+        content = RecordDict({"question": messages.write(Question("", text))})
+        asked[session.push(Message(content, node, MessageType.QUERY))] = node
+    found, end = list[Enrolled](), time.monotonic() + IDENTIFY
+    while asked and time.monotonic() < end:
+        for message in session.pull(asked):
+            node = asked.pop(message.metadata.reply_to_message_id)
+            if message.has_error():
+                raise RunError(f"a node failed: {message.error.reason}", "is FEDAPA_SITES set?")
+            name = messages.read(Description, message.content.get("description")).site
+            found.append(Enrolled(name, "", 0, node))
+        time.sleep(POLL)
+    return sorted(found, key=lambda site: site.name)
+
+
+def main(grid: FlowerGrid, context: Context) -> None:
+    folder = Path(str(context.run_config["config"]))
+    session = Lent(grid)
+    sites = identify(session, (folder / CONFIG).read_text(encoding="utf-8"))
+    play_over(session, lambda: sites, read_config(folder), folder)
+
+
+app = ServerApp()
+app.main()(main)

@@ -1,0 +1,53 @@
+"""The coordinator's processes: Flower's SuperLink on this machine alone, and the door for everybody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from fedapa.errors import InputError
+from fedapa.federation.processes import Child, Supervisor, flower
+from fedapa.federation.registry import Coordinator
+from fedapa.transports.flower import reverse_proxy
+
+PID = "coordinator.pid"
+
+
+def coordinator_processes(coordinator: Coordinator) -> Supervisor:
+    folder = coordinator.folder.absolute()
+    link = flower(
+        "flwr.superlink.cli:flower_superlink",
+        "--host", "127.0.0.1", "--port", str(coordinator.settings.port),
+        "--ssl-certfile", str(coordinator.certificate.absolute()), "--ssl-keyfile", str(coordinator.key.absolute()),
+        "--ssl-ca-certfile", str(coordinator.ca.absolute()), "--enable-supernode-auth",
+        "--database", str(coordinator.database.absolute()), "--isolation", "process",
+        "--superexec-auth-secret-file", str(coordinator.secret.absolute()), "--disable-runtime-dependency-installation",
+    )  # fmt: skip
+    children = [Child("superlink", link, folder / "log" / "superlink.log", folder)]
+    if coordinator.settings.door:
+        children.append(Child("door", door_command(coordinator), folder / "log" / "door.log", folder))
+    return Supervisor(children, folder / PID)
+
+
+def door_command(coordinator: Coordinator) -> list[str]:
+    nginx = find_nginx()
+    if nginx is None:
+        hint = "apt-get install nginx-light; or `coordinator init --door 0` if all sites are on this machine"
+        raise InputError("nginx is not installed, and sites come in through it", hint)
+    folder = coordinator.folder.absolute()
+    for name in ("nginx", "log"):
+        (folder / name).mkdir(exist_ok=True)
+    command = [nginx, "-c", str(folder / reverse_proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
+    if os.geteuid() == 0:  # its workers would become nobody, who may not enter this folder
+        command += ["-g", "user root;"]
+    tried = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise InputError(
+            f"nginx does not take {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}", "mend that file"
+        )
+    return command
+
+
+def find_nginx() -> str | None:
+    return shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")

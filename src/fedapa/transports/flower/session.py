@@ -1,0 +1,298 @@
+"""The coordinator's end of Flower: who is registered, and a run that lends this process its grid.
+
+The SuperLink starts no process for us: this one claims the run's task itself, so a run's life is this process's life,
+and a SuperLink that is killed and comes back finds it waiting. Flower's own helpers for that interrupt the process
+when a token has expired, hence the plain calls here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors import (
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fedapa.errors import RunError
+from fedapa.federation.registry import Coordinator
+from fedapa.transports.flower.grid_transport import AWAY, GARBLED, GIANT, Lost, Node
+
+T = TypeVar("T")
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
+STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
+MOST_PARTS = 100_000
+# Nothing in it but names: sites run what is installed at them.
+APP = """[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "fedapa"
+version = "1.0.0"
+description = "Names the app that is installed at every site"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41"]
+[tool.flwr.app]
+publisher = "fedapa"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "fedapa.transports.flower.server_app:app"
+clientapp = "fedapa.transports.flower.client_app:app"
+[tool.flwr.app.config]
+config = ""
+"""
+
+
+def build_app() -> Fab:
+    content, _ = build_fab_from_files({"pyproject.toml": APP.encode(), "LICENSE": b"Apache-2.0\n"})
+    return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+
+class Control:
+    """What an administrator may do: reachable on the coordinator's own machine alone."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-cli")
+        self._client = ControlHttpClient.from_server_address(
+            coordinator.address, False, read_ca(coordinator.ca), [version]
+        )
+
+    def is_up(self) -> bool:
+        try:
+            self._client.ListNodes(ListNodesRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    def nodes(self) -> list[Any]:
+        return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
+
+    def sync(self) -> None:
+        """The SuperLink knows exactly the keys of the registry's members."""
+        known = {bytes(node.public_key): node for node in self.nodes() if node.status != "unregistered"}
+        numbers = {}
+        for site in self.coordinator.members():
+            node = known.pop(site.key.encode(), None)
+            numbers[site.name] = node.node_id if node is not None else self._register(site.key, site.name)
+        for node in known.values():
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        self.coordinator.note_nodes(numbers)
+
+    def start_run(self, app: Fab) -> int:
+        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(app))).run_id)
+
+    def _register(self, key: str, name: str) -> int:
+        return int(self._client.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name)).node_id)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@dataclass
+class Arriving:
+    """A reply whose parts are coming in."""
+
+    name: str
+    parts: dict[str, bytes | None]
+    moved: float  # when the last part came
+    size: int = 0
+
+
+class FlowerSession:
+    """One Flower run after another, until ours is done."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        say: Callable[[str], None] = lambda text: None,
+        outage: float = 3600.0,
+        app: Fab | None = None,
+        most_bytes: float = 2**30,
+    ) -> None:
+        self.coordinator, self.say, self.outage, self._app = coordinator, say, outage, app or build_app()
+        self.most_bytes = most_bytes
+        self._ca, self._stop = read_ca(coordinator.ca), threading.Event()
+        self._grid: Any = None
+        self._arriving: dict[str, Arriving] = {}
+        self.renewals = 0
+        self._open()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def push(self, message: Message) -> str:
+        ids = self._call(lambda: list(self._grid.push_messages([message])))
+        return str(ids[0]) if ids and ids[0] else ""
+
+    def pull(self, ids: Iterable[str]) -> list[Message]:
+        """Replies that are complete. One that is still arriving holds nobody up, and one that stopped is an error."""
+        wanted = [name for name in ids if name not in self._arriving]
+        if wanted:
+            client = self._grid._runtime_client
+            found = self._call(lambda: client.PullMessages(PullAppMessagesRequest(message_ids=wanted)))
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                asked, name = str(proto.metadata.reply_to_message_id), str(proto.metadata.message_id)
+                parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
+                self._arriving[asked] = Arriving(name, parts, time.monotonic())
+        return [message for asked in list(self._arriving) if (message := self._fetch(asked)) is not None]
+
+    def _fetch(self, asked: str) -> Message | None:
+        """Whatever is there of a reply; the reply, once that is all of it."""
+        entry, run = self._arriving[asked], TaskIdentity.run_id
+        for part in [part for part, content in entry.parts.items() if content is None]:
+            wanted = PullObjectRequest(node=self._grid.node, run_id=run, object_id=part)
+            found = self._call(partial(self._grid._runtime_client.PullObject, wanted))
+            if not found.object_found:
+                return self._broken(asked, AWAY, "its reply is gone")
+            if found.object_available:
+                entry.parts[part], entry.moved = found.object_content, time.monotonic()
+                entry.size += len(found.object_content)
+            if entry.size > self.most_bytes or len(entry.parts) > MOST_PARTS:
+                return self._broken(asked, GIANT, f"it is larger than {self.most_bytes / 1e6:.0f} MB")
+        if any(content is None for content in entry.parts.values()):
+            stalled = time.monotonic() - entry.moved > STALLED
+            return self._broken(asked, AWAY, "its reply stopped on the way") if stalled else None
+        del self._arriving[asked]
+        done = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=entry.name)
+        self._call(lambda: self._grid._runtime_client.ConfirmMessageReceived(done))
+        try:
+            whole = {part: content for part, content in entry.parts.items() if content is not None}
+            message: Any = inflate_object_from_contents(entry.name, whole)
+        except Exception as error:  # bytes from outside, put together by Flower: whatever it says, it is that reply
+            return self._error(asked, GARBLED, f"it cannot be read: {error}"[:200])
+        return message if isinstance(message, Message) else self._error(asked, GARBLED, "it is no message")
+
+    def _broken(self, asked: str, code: int, reason: str) -> Message:
+        del self._arriving[asked]
+        return self._error(asked, code, reason)
+
+    def _error(self, asked: str, code: int, reason: str) -> Message:
+        own = TaskIdentity.node_id
+        about = Metadata(TaskIdentity.run_id, "", own, own, asked, "", time.time(), 1.0, "train")
+        return make_message(about, error=Error(code, reason))
+
+    def nodes(self) -> dict[int, Node]:
+        found = self._call(lambda: self._grid._runtime_client.GetNodes(GetNodesRequest()).nodes)
+        return {int(node.node_id): Node(node.status == "online", _seconds(node.last_activated_at)) for node in found}
+
+    def renew(self) -> None:
+        self.say("the SuperLink forgot this session; a new one begins")
+        self.renewals += 1
+        self._arriving.clear()
+        self._grid.close()
+        self._open()
+
+    def close(self, finished: bool) -> None:
+        """Tell the SuperLink how it ended, if it still listens."""
+        self._stop.set()
+        status = "completed" if finished else "failed"
+        try:
+            self._grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        except (httpx.HTTPError, RunNotRunningException):
+            pass
+        finally:
+            self._grid.close()
+
+    def _open(self) -> None:
+        token = self._patiently(self._claim)
+        grid: Any = HttpGrid(self.coordinator.address, root_certificates=self._ca, token=token)
+        grid._retry_invoker = None  # it would interrupt this process when a token has expired
+        self._grid = grid
+        found = self._patiently(lambda: grid._runtime_client.PullTaskInput(PullTaskInputRequest()))
+        TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id
+        TaskIdentity.node_id = found.context.node_id
+        grid.set_run(run_from_proto(found.run))
+
+    def _claim(self) -> str:
+        """Start a Flower run and take its task; tasks of older runs that nobody took are left to expire."""
+        control = Control(self.coordinator)
+        interceptors: list[Any] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            SuperExecAuthHttpInterceptor(
+                master_secret=self.coordinator.secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
+            ),
+        ]
+        runtime = RuntimeHttpClient.from_server_address(self.coordinator.address, False, self._ca, interceptors)
+        try:
+            run = control.start_run(self._app)
+            for _ in range(100):
+                taken = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+                if taken.token and taken.task.run_id == run:
+                    return str(taken.token)
+            raise RunError("the SuperLink does not hand over its run", "stop the coordinator and start it again")
+        finally:
+            control.close()
+            runtime.close()
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Through an absence of the SuperLink; ``Lost`` here means that the run just begun was lost, too."""
+        while True:
+            try:
+                return self._call(work)
+            except Lost:
+                time.sleep(1.0)
+
+    def _call(self, work: Callable[[], T]) -> T:
+        begin = time.monotonic()
+        while True:
+            try:
+                return work()
+            except RunNotRunningException as error:
+                raise Lost from error
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:
+                    raise Lost from error
+                problem: Exception = error
+            except (httpx.TransportError, ValueError) as error:
+                problem = error
+            if time.monotonic() - begin > self.outage:
+                hint = "start it, and resume the run"
+                raise RunError(f"the SuperLink at {self.coordinator.address} does not answer: {problem}", hint)
+            time.sleep(0.5)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT):
+            try:
+                self._grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except (httpx.HTTPError, RunNotRunningException, RuntimeError):
+                continue  # whoever uses the session next finds out
+
+
+def read_ca(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0

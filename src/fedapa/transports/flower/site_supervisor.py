@@ -1,0 +1,35 @@
+"""A site's processes: Flower's SuperNode, which talks to the coordinator, and the worker that answers for it."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from fedapa.errors import InputError
+from fedapa.federation.keys import write_secret
+from fedapa.federation.kit import CA, KEY, SECRET, read_kit
+from fedapa.federation.processes import Child, Supervisor, free_port, python
+
+PID = "site.pid"
+
+
+def site_processes(folder: Path) -> Supervisor:
+    """The supervisor of one site. A SuperNode whose predecessor was killed is refused until that one's heartbeat has
+    expired, and ends; it is started again until it is let in."""
+    folder, kit = folder.absolute(), read_kit(folder)
+    for name in (KEY, CA):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder / name} is missing", "put it beside kit.toml")
+    write_secret(folder / SECRET, secrets.token_bytes(32))
+    port = free_port()
+    node = python(
+        "fedapa.transports.flower.supernode",
+        "--superlink", kit.coordinator, "--root-certificates", str(folder / CA),
+        "--auth-supernode-private-key", str(folder / KEY),
+        "--isolation", "process", "--superexec-auth-secret-file", str(folder / SECRET),
+        "--host", "127.0.0.1", "--port", str(port),
+    )  # fmt: skip
+    worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
+    logs = folder / "log"
+    children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]
+    return Supervisor(children, folder / PID)
