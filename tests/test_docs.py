@@ -39,6 +39,16 @@ def test_no_two_modules_have_one_name() -> None:
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
+def test_flower_is_imported_by_its_transport_alone() -> None:
+    wrong = [
+        path.name
+        for path in modules()
+        if "transports/flower" not in path.as_posix()
+        and re.search(r"^\s*(import flwr|from flwr)\b", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert wrong == []
+
+
 def test_what_leaves_is_told_of_every_method() -> None:
     from fedapa.methods.catalogue import METHODS
 

@@ -15,11 +15,11 @@ from fedapa.core.tree import digest
 from fedapa.federation import processes
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.registry import Coordinator
+from fedapa.federation.remote_transport import _from_record
 from fedapa.federation.site_store import Store
 from fedapa.store import checkpoint, run_db
 from fedapa.store.run_folder import rounds_done
 from fedapa.transports.flower import server_supervisor, site_supervisor
-from fedapa.transports.flower.grid_transport import _from_record
 from fedapa.transports.flower.session import Control
 
 CONFIG = """methods = ["fedapa"]

@@ -13,7 +13,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapa.config.load import check, dump
 from fedapa.core.tree import digest
 from fedapa.federation.kit import Kit, write_kit
-from fedapa.federation.messages import Terms
+from fedapa.federation.messages import Outgoing, Terms
+from fedapa.federation.remote_transport import Grid, Lost, Node, Patience
 from fedapa.federation.site_agent import Agreed, agree, shared_data
 from fedapa.rounds import loop
 from fedapa.rounds.loop import RoundLog
@@ -22,7 +23,7 @@ from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Result, play, simulate
 from fedapa.store.checkpoint import from_record
 from fedapa.transports.flower import client_app
-from fedapa.transports.flower.grid_transport import Grid, Lost, Node, Patience
+from fedapa.transports.flower.serialization import FlowerReply, to_flower
 
 LIMITS = Limits()
 NAMES = ["amber", "birch", "cedar", "dune"]
@@ -73,7 +74,10 @@ class Direct:
         self.renewed = 0
         self._count = itertools.count()
 
-    def push(self, message: Message) -> str:
+    def push(self, outgoing: Outgoing) -> str:
+        return self.post(to_flower(outgoing))
+
+    def post(self, message: Message) -> str:
         name = f"message-{next(self._count)}"
         message = make_message(replace_id(message, name), through_wire(message.content))
         self.pushed.append(message)
@@ -87,8 +91,8 @@ class Direct:
         reply = client_app.app(message, context)
         return make_message(reply.metadata, through_wire(reply.content))
 
-    def pull(self, ids: Iterable[str]) -> list[Message]:
-        return [self.replies.pop(name) for name in list(ids) if name in self.replies]
+    def pull(self, ids: Iterable[str]) -> list[FlowerReply]:
+        return [FlowerReply(self.replies.pop(name)) for name in list(ids) if name in self.replies]
 
     def nodes(self) -> dict[int, Node]:
         return {100 + k: Node(True, 0.0) for k in range(len(self.sites))}

@@ -11,10 +11,11 @@ from fedapa.core.tree import digest
 from fedapa.errors import RunError
 from fedapa.federation.enrolment import AGREED, read_agreement
 from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import Lost, Node, _from_record
 from fedapa.federation.run_federation import play_over
 from fedapa.methods.catalogue import METHODS
 from fedapa.store import checkpoint, run_db, run_folder
-from fedapa.transports.flower.grid_transport import AWAY, Lost, Node, _from_record
+from fedapa.transports.flower.serialization import AWAY
 
 SITES = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
 REFUSE = [name for name in METHODS if name.startswith("pfedla")]

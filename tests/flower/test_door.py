@@ -28,9 +28,9 @@ from fedapa.federation import keys, processes
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.kit import read_kit, write_kit
 from fedapa.federation.registry import Coordinator
+from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint, run_db
 from fedapa.transports.flower import server_supervisor
-from fedapa.transports.flower.grid_transport import _from_record
 from fedapa.transports.flower.session import Control
 
 pytestmark = [

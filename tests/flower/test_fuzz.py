@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
+from fedapa.federation.remote_transport import Patience
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
-from fedapa.transports.flower.grid_transport import Patience
 from fedapa.transports.flower.serialization import pack, unpack
 
 BAD = (1, 2, 3)  # site 0 stays honest

@@ -20,10 +20,10 @@ from fedapa.data.sites import Sites
 from fedapa.errors import RunError
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import _from_record
 from fedapa.federation.run_federation import play_over
 from fedapa.federation.site_store import Store
 from fedapa.store import checkpoint
-from fedapa.transports.flower.grid_transport import _from_record
 from hospitals import write_hospital, write_hospitals
 
 ENGINE = ("--set", "run.engine=torch")

@@ -10,8 +10,8 @@ from fleet import client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
 from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint
-from fedapa.transports.flower.grid_transport import _from_record
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ray.sh"
 pytestmark = [

@@ -22,7 +22,9 @@ from fedapa.transports.flower.session import build_app
 
 @pytest.fixture
 def coordinator(tmp_path):
-    return create(tmp_path / "coordinator", Settings("fed.example.org", 9091, 9443), ["10.0.0.7"], None, None)
+    made = create(tmp_path / "coordinator", Settings("fed.example.org", 9091, 9443), ["10.0.0.7"], None, None)
+    reverse_proxy.write(made)
+    return made
 
 
 def mode(path):

@@ -9,21 +9,22 @@ from fedapa.errors import RunError
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.messages import Terms
 from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import _from_record
 from fedapa.federation.site_agent import Site, agree
 from fedapa.store import checkpoint
 from fedapa.store.run_folder import create
 from fedapa.transports.flower import client_app, server_app
-from fedapa.transports.flower.grid_transport import _from_record
+from fedapa.transports.flower.serialization import FlowerReply, to_flower
 
 
 class Borrowed(Direct):
     """The calls of Flower's own grid."""
 
     def push_messages(self, messages):
-        return [self.push(message) for message in messages]
+        return [self.post(message) for message in messages]
 
     def pull_messages(self, ids):
-        return self.pull(ids)
+        return [reply.message for reply in self.pull(ids)]
 
     def get_node_ids(self):
         return [103, 101, 100, 102]
@@ -84,7 +85,7 @@ def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):
 
     from fedapa.federation.run_federation import make_agreement
     from fedapa.federation.site_agent import read_config
-    from fedapa.transports.flower.grid_transport import AWAY
+    from fedapa.transports.flower.serialization import AWAY
 
     class Cut(Direct):
         asked = 0
@@ -109,11 +110,11 @@ def test_a_site_that_cannot_be_what_it_says_is_named(tmp_path, change):
     from fedapa.federation.enrolment import described_by
 
     (reply,) = [Direct(make_sites(tmp_path)).answer(message) for message in [asked(1)]]
-    assert described_by(Enrolled("birch", "", 1, 101), reply).train > 0
+    assert described_by(Enrolled("birch", "", 1, 101), FlowerReply(reply)).train > 0
     for key, value in change.items():
         reply.content["description"][key] = value
-    with pytest.raises(RunError, match="site birch describes itself as what it cannot be"):
-        described_by(Enrolled("birch", "", 1, 101), reply)
+    with pytest.raises(RunError, match="site birch sent an inconsistent description"):
+        described_by(Enrolled("birch", "", 1, 101), FlowerReply(reply))
 
 
 def asked(k):
@@ -123,7 +124,7 @@ def asked(k):
     from fedapa.federation.enrolment import question
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    message = question(Enrolled(NAMES[k], "", k, 100 + k), config_text())
+    message = to_flower(question(Enrolled(NAMES[k], "", k, 100 + k), config_text()))
     return make_message(replace_id(message, "asked"), message.content)
 
 

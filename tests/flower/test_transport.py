@@ -20,8 +20,8 @@ from flwr.app import Error, Message
 from hardship import disk
 
 from fedapa.errors import RunError
+from fedapa.federation.remote_transport import Lost, Node, Patience
 from fedapa.federation.site_store import Store
-from fedapa.transports.flower.grid_transport import Lost, Node, Patience
 
 
 def round_of(message):

@@ -40,7 +40,11 @@ def init(
 ) -> None:
     """Make a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
     registry = _registry()
-    registry.create(home, registry.Settings(host, port, door), list(names), ca_cert, ca_key)
+    made = registry.create(home, registry.Settings(host, port, door), list(names), ca_cert, ca_key)
+    if door:
+        from fedapa.transports.flower import reverse_proxy
+
+        reverse_proxy.write(made)
     ui.say(f"coordinator in {home}; next: fedapa coordinator add-site NAME, fedapa coordinator start")
 
 
@@ -118,8 +122,9 @@ def status(home: Path, runs: Path | None, form: str) -> None:
     """Sites with online state, last round and refusals; the runs under RUNS with round, accuracy and bytes."""
     coordinator = _registry().Coordinator(home)
     from fedapa.federation import overview
+    from fedapa.transports.flower.session import online
 
-    found = overview.overview(coordinator, runs)
+    found = overview.overview(coordinator, runs, online(coordinator))
     if form == "json":
         ui.dump(found)
         return
@@ -187,8 +192,7 @@ def release(name: str, folder: Path, home: Path) -> None:
 def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
     from fedapa.cli import common
     from fedapa.errors import RunError
-    from fedapa.federation.run_federation import conduct
-    from fedapa.transports.flower.session import Control
+    from fedapa.transports.flower.session import Control, conduct
 
     control = Control(coordinator)
     try:

@@ -129,9 +129,11 @@ class Board:
         if self.coordinator is not None and time.monotonic() - self._asked >= SITES_FRESH:
             from fedapa.federation.overview import overview
             from fedapa.federation.registry import Coordinator
+            from fedapa.transports.flower.session import online
 
             with suppress(InputError):  # a damaged run: what was known of the sites stays
-                self._sites = tuple(overview(Coordinator(self.coordinator), self.folder)["sites"])
+                coordinator = Coordinator(self.coordinator)
+                self._sites = tuple(overview(coordinator, self.folder, online(coordinator))["sites"])
             self._asked = time.monotonic()
         return self._sites
 

@@ -13,16 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from flwr.app import Message, MessageType, RecordDict
-
 from fedapa.errors import InputError, RunError
 from fedapa.federation import messages
-from fedapa.federation.messages import Description, Question, Terms
+from fedapa.federation.messages import Description, Incoming, Outgoing, Question, Terms, Unsound
 from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import Lost, Session
 from fedapa.rounds.membership import Newcomer
 from fedapa.store.checkpoint import write_json
-from fedapa.transports.flower.grid_transport import AWAY, Lost, Session
-from fedapa.transports.flower.serialization import Unsound
 
 AGREED = "federation.json"
 NEVER = -1
@@ -132,7 +129,7 @@ class Arrivals:
     def _heard(self) -> list[Newcomer]:
         found = []
         for message in self.session.pull(list(self._asked)) if self._asked else ():
-            site, _ = self._asked.pop(message.metadata.reply_to_message_id, (None, 0.0))
+            site, _ = self._asked.pop(message.reply_to, (None, 0.0))
             if site is None or is_away(message):
                 continue
             try:
@@ -170,7 +167,7 @@ def newcomer(found: Description) -> Newcomer:
 
 
 def places(members: Sequence[Enrolled], names: Sequence[str]) -> list[int | None]:
-    """Flower's number for every site of a run; None for one that was removed."""
+    """The transport's number for every site of a run; None for one that was removed."""
     known = {site.name: site.node for site in members}
     return [known.get(name) for name in names]
 
@@ -183,21 +180,20 @@ def differ(one: Description, other: Description) -> str:
     return ""
 
 
-def question(site: Enrolled, text: str) -> Message:
-    content = RecordDict({"question": messages.write(Question(site.name, text))})
-    return Message(content, site.node, MessageType.QUERY, ttl=3600.0)
+def question(site: Enrolled, text: str) -> Outgoing:
+    return Outgoing(site.node, "query", {"question": messages.write(Question(site.name, text))}, {}, 3600.0)
 
 
-def is_away(message: Message) -> bool:
-    """Flower's word for a node that went away, or ours for an answer that stopped on the way."""
-    return message.has_error() and message.error.code == AWAY
+def is_away(message: Incoming) -> bool:
+    """The site went away, or its answer stopped on the way."""
+    return message.failure is not None and message.failure.kind == "away"
 
 
-def described_by(site: Enrolled, message: Message) -> Description:
-    if message.has_error():
-        raise RunError(f"site {site.name} failed: {messages.plain(message.error.reason, 300)}", "see its log")
+def described_by(site: Enrolled, message: Incoming) -> Description:
+    if message.failure is not None:
+        raise RunError(f"site {site.name} failed: {messages.plain(message.failure.reason, 300)}", "see its log")
     try:
-        found = messages.read(Description, message.content.get("description"))
+        found = messages.read(Description, message.record("description"))
     except Unsound as error:
         raise RunError(
             f"site {site.name} does not say what it has: {error}", "is its fedapa of another version?"
@@ -211,5 +207,5 @@ def described_by(site: Enrolled, message: Message) -> Description:
         )
     )  # fmt: skip
     if not sound:
-        raise RunError(f"site {site.name} describes itself as what it cannot be", "see its log")
+        raise RunError(f"site {site.name} sent an inconsistent description", "see its log")
     return replace(found, fault=messages.plain(found.fault, 500))

@@ -1,18 +1,70 @@
-"""What a coordinator asks a site, and what it answers: plain values beside the tensors, checked on both ends."""
+"""What a coordinator asks a site, and what it answers: plain values beside the tensors, checked on both ends.
+
+Nothing here knows what carries a message. A transport turns an ``Outgoing`` into a message of its own, and gives back
+what came as an ``Incoming``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
 
-from flwr.app import ConfigRecord
+import torch
 
-from fedapa.transports.flower.serialization import Unsound
+from fedapa.core.tree import Tree
 
 T = TypeVar("T")
 LONGEST_TEXT, LONGEST_LIST = 1_000_000, 100_000
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+
+
+FailureKind = Literal["away", "too large", "unreadable", "failed"]
+
+
+class Unsound(ValueError):
+    """A message that does not hold what it should; says why."""
+
+
+class Failure(NamedTuple):
+    """Why there is no reply: the site is away, its reply is too large or unreadable, or the site failed."""
+
+    kind: FailureKind
+    reason: str
+
+
+class Outgoing(NamedTuple):
+    """A message to a site: records of plain values and trees of tensors, by name."""
+
+    place: int  # the transport's number of the site
+    kind: Literal["train", "query"]
+    records: dict[str, dict[str, Any]]
+    trees: dict[str, Tree]
+    seconds: float  # that it may be under way
+    group: str = ""
+
+
+class Incoming(Protocol):
+    """A reply, or why there is none. Its parts come from outside: whatever is wrong with one is an ``Unsound``."""
+
+    @property
+    def reply_to(self) -> str: ...
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+    def record(self, name: str) -> object:
+        """Plain values, still to be checked by ``read``."""
+
+    def tree(self, name: str, most_bytes: float) -> Tree:
+        """Tensors whose names, dtypes, shapes and sizes were checked."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +143,12 @@ def plain(text: object, most: int = 200) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
-def write(letter: Any) -> ConfigRecord:
-    return ConfigRecord(asdict(letter))
+def write(message: Any) -> dict[str, Any]:
+    return asdict(message)
 
 
 def read(kind: type[T], record: object) -> T:
-    """The letter in a record from anywhere: every field there, of its type, and of sensible size."""
+    """The message in a record from anywhere: every field there, of its type, and of sensible size."""
     if not isinstance(record, Mapping):
         raise Unsound("it holds no answer")
     hints = get_type_hints(kind)

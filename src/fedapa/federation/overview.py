@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.registry import Coordinator
+from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint, run_db, run_folder
 from fedapa.store.checkpoint import Checkpoint
-from fedapa.transports.flower.grid_transport import _from_record
-from fedapa.transports.flower.session import Control
 
 SHOWN = 10  # events
 
 
-def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
-    online = _online(coordinator)
+def overview(coordinator: Coordinator, runs: Path | None, online: Mapping[int, str] | None) -> dict[str, Any]:
+    """``online`` is the state of every node that the transport knows; None if it does not answer."""
     folders = run_folder.runs_under(runs) if runs is not None else []
     about = [_run(path) for path in folders]
     events = [event for path in folders for event in _events(path)]
@@ -43,16 +41,6 @@ def overview(coordinator: Coordinator, runs: Path | None) -> dict[str, Any]:
         for site in coordinator.sites()
     ]
     return {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
-
-
-def _online(coordinator: Coordinator) -> dict[int, str] | None:
-    control = Control(coordinator)
-    try:
-        return {int(node.node_id): str(node.status) for node in control.nodes()}
-    except httpx.HTTPError:
-        return None
-    finally:
-        control.close()
 
 
 def _moved(path: Path) -> Counter[str]:

@@ -19,7 +19,6 @@ from fedapa.errors import InputError
 from fedapa.federation import keys
 from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
-from fedapa.transports.flower import reverse_proxy
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
 
@@ -157,10 +156,7 @@ def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, 
     keys.make_server(folder / "tls" / "server.crt", folder / "tls" / "server.key", own, ca_key, hosts)
     keys.write_secret(folder / SECRET, secrets.token_bytes(32))
     write_atomically(folder / SETTINGS, tomli_w.dumps(asdict(settings)).encode())
-    made = Coordinator(folder)
-    if settings.door:
-        write_atomically(folder / reverse_proxy.FILE, reverse_proxy.configuration(made).encode())
-    return made
+    return Coordinator(folder)
 
 
 def _now() -> str:

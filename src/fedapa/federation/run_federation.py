@@ -5,43 +5,24 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from fedapa.config.experiment import config_hash, read_config
+from fedapa.config.experiment import config_hash
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
 from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Arrivals, Members, places, read_agreement
-from fedapa.federation.messages import Description, Terms
-from fedapa.federation.registry import Coordinator, Enrolled
+from fedapa.federation.messages import DTYPES, Description, Terms
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import POLL, Grid, Lost, Patience, Session
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
 from fedapa.store.run_folder import CONFIG
-from fedapa.transports.flower.grid_transport import POLL, Grid, Lost, Patience, Session
-from fedapa.transports.flower.serialization import DTYPES
-from fedapa.transports.flower.session import FlowerSession
-
-
-def conduct(
-    coordinator: Coordinator, folder: Path, progress: Progress | None = None, say: Callable[[str], None] | None = None
-) -> Result:
-    """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
-    config = read_config(folder)
-    session = FlowerSession(
-        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
-    )
-    finished = False
-    try:
-        result = play_over(session, coordinator.members, config, folder, progress)
-        finished = True
-    finally:
-        session.close(finished)
-    return result
 
 
 def play_over(
@@ -51,7 +32,7 @@ def play_over(
     folder: Path,
     progress: Progress | None = None,
 ) -> Result:
-    """The same over any session; ``members`` says who belongs to the federation now."""
+    """Run, or continue, what a run folder's config says; ``members`` says who belongs to the federation now."""
     agreement = read_agreement(folder)
     if agreement is None:
         text = (folder / CONFIG).read_text(encoding="utf-8")
@@ -133,7 +114,7 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
                 if site.name not in asked and site.node in nodes and nodes[site.node].online:
                     open_[session.push(enrolment.question(site, text))] = site
             for message in session.pull(list(open_)) if open_ else ():
-                owner = open_.pop(message.metadata.reply_to_message_id, None)
+                owner = open_.pop(message.reply_to, None)
                 if owner is not None and not enrolment.is_away(message):  # whose answer was cut off is asked again
                     found[owner.name] = enrolment.described_by(owner, message)
         except Lost:

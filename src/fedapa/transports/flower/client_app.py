@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapa.federation import messages
@@ -41,14 +41,14 @@ def train(message: Message, context: Context) -> Message:
     note(folder, state="ready", **facts)
     if answer.fault:
         complain(f"round {ask.round + 1} of run {terms.run}: {answer.fault}")
-    return _reply(message, RecordDict({"answer": messages.write(answer), "up": pack(up or {})}))
+    return _reply(message, RecordDict({"answer": ConfigRecord(messages.write(answer)), "up": pack(up or {})}))
 
 
 def query(message: Message, context: Context) -> Message:
     """What the site says about its data."""
     asked = messages.read(Question, message.content.get("question"))
     found = open_site(folder_of(context)).describe(asked.config, asked.site)
-    return _reply(message, RecordDict({"description": messages.write(found)}))
+    return _reply(message, RecordDict({"description": ConfigRecord(messages.write(found))}))
 
 
 def _reply(message: Message, content: RecordDict) -> Message:

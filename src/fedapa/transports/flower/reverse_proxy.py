@@ -1,11 +1,9 @@
-"""The door: an nginx configuration that lets sites reach the fleet's calls and nothing else of the SuperLink."""
+"""Reverse proxy: an nginx configuration that exposes the fleet's calls and nothing else of the SuperLink."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fedapa.federation.registry import Coordinator
+from fedapa.federation.registry import Coordinator
+from fedapa.store.atomic_io import write_atomically
 
 FILE = "nginx.conf"
 # What a node that was enrolled by hand needs. Registering itself is not among it.
@@ -14,6 +12,10 @@ CALLS = (
     "pull-object", "push-object", "confirm-message-received",
 )  # fmt: skip
 LARGEST = "64m"  # of one call; a tensor travels in pieces of less
+
+
+def write(coordinator: Coordinator) -> None:
+    write_atomically(coordinator.folder / FILE, configuration(coordinator).encode())
 
 
 def configuration(coordinator: Coordinator) -> str:

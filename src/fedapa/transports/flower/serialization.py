@@ -1,4 +1,4 @@
-"""Trees as Flower records and back: raw bytes with their dtype and shape, no pickle, nothing believed unseen."""
+"""Messages as Flower's and back: trees as raw bytes with dtype and shape, no pickle, nothing believed unseen."""
 
 from __future__ import annotations
 
@@ -6,24 +6,51 @@ import math
 from collections.abc import Mapping
 
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedapa.core.tree import Tree, raw
+from fedapa.federation.messages import DTYPES, Failure, FailureKind, Outgoing, Unsound
 
 KIND = "fedapa.raw"  # how the bytes are meant: C order, little endian
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
-    )
-}  # fmt: skip
 MOST_TENSORS, LONGEST_NAME = 10_000, 200
 
 
-class Unsound(ValueError):
-    """A message that does not hold what it should; says why."""
+AWAY = 5  # Flower's code for a node whose heartbeat has stopped
+GIANT, GARBLED = 901, 902  # ours for replies that are too large, or that cannot be put together
+FAILURES: dict[int, FailureKind] = {AWAY: "away", GIANT: "too large", GARBLED: "unreadable"}
+
+
+def to_flower(message: Outgoing) -> Message:
+    content = RecordDict({name: ConfigRecord(values) for name, values in message.records.items()})
+    for name, tree in message.trees.items():
+        content[name] = pack(tree)
+    kind = MessageType.TRAIN if message.kind == "train" else MessageType.QUERY
+    return Message(content, message.place, kind, ttl=message.seconds, group_id=message.group)
+
+
+class FlowerReply:
+    """A message of Flower's, read as an ``Incoming``."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+    @property
+    def reply_to(self) -> str:
+        return str(self.message.metadata.reply_to_message_id)
+
+    @property
+    def failure(self) -> Failure | None:
+        if not self.message.has_error():
+            return None
+        code, reason = self.message.error.code, self.message.error.reason or ""
+        return Failure(FAILURES.get(code, "failed"), reason)
+
+    def record(self, name: str) -> object:
+        return self.message.content.get(name)
+
+    def tree(self, name: str, most_bytes: float) -> Tree:
+        return unpack(self.message.content.get(name), most_bytes)
 
 
 def pack(tree: Mapping[str, Tensor]) -> ArrayRecord:

@@ -11,18 +11,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
 from fedapa.config.experiment import read_config
 from fedapa.errors import RunError
 from fedapa.federation import messages
-from fedapa.federation.messages import Description, Question
+from fedapa.federation.messages import Description, Outgoing, Question
 from fedapa.federation.registry import Enrolled
+from fedapa.federation.remote_transport import POLL, Node, Session
 from fedapa.federation.run_federation import play_over
 from fedapa.store.run_folder import CONFIG
-from fedapa.transports.flower.grid_transport import POLL, Node, Session
+from fedapa.transports.flower.serialization import FlowerReply, to_flower
 
 IDENTIFY = 120.0  # seconds for all nodes to say who they are
 
@@ -33,13 +34,12 @@ class Lent:
     def __init__(self, grid: Any) -> None:
         self._grid = grid
 
-    def push(self, message: Message) -> str:
-        ids = list(self._grid.push_messages([message]))
+    def push(self, message: Outgoing) -> str:
+        ids = list(self._grid.push_messages([to_flower(message)]))
         return str(ids[0]) if ids and ids[0] else ""
 
-    def pull(self, ids: Iterable[str]) -> Iterable[Message]:
-        found: Iterable[Message] = self._grid.pull_messages(list(ids))
-        return found
+    def pull(self, ids: Iterable[str]) -> list[FlowerReply]:
+        return [FlowerReply(message) for message in self._grid.pull_messages(list(ids))]
 
     def nodes(self) -> dict[int, Node]:
         return {int(node): Node(True, 0.0) for node in self._grid.get_node_ids()}
@@ -52,15 +52,15 @@ def identify(session: Session, text: str) -> list[Enrolled]:
     """Every node by the name that its site folder gives it; nobody proves a name in a simulation."""
     asked: dict[str, int] = {}
     for node in session.nodes():
-        content = RecordDict({"question": messages.write(Question("", text))})
-        asked[session.push(Message(content, node, MessageType.QUERY))] = node
+        question = messages.write(Question("", text))
+        asked[session.push(Outgoing(node, "query", {"question": question}, {}, 3600.0))] = node
     found, end = list[Enrolled](), time.monotonic() + IDENTIFY
     while asked and time.monotonic() < end:
         for message in session.pull(asked):
-            node = asked.pop(message.metadata.reply_to_message_id)
-            if message.has_error():
-                raise RunError(f"a node failed: {message.error.reason}", "is FEDAPA_SITES set?")
-            name = messages.read(Description, message.content.get("description")).site
+            node = asked.pop(message.reply_to)
+            if message.failure is not None:
+                raise RunError(f"a node failed: {message.failure.reason}", "is FEDAPA_SITES set?")
+            name = messages.read(Description, message.record("description")).site
             found.append(Enrolled(name, "", 0, node))
         time.sleep(POLL)
     return sorted(found, key=lambda site: site.name)

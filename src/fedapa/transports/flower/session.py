@@ -45,9 +45,14 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from fedapa.config.experiment import read_config
 from fedapa.errors import RunError
+from fedapa.federation.messages import Outgoing
 from fedapa.federation.registry import Coordinator
-from fedapa.transports.flower.grid_transport import AWAY, GARBLED, GIANT, Lost, Node
+from fedapa.federation.remote_transport import Lost, Node
+from fedapa.federation.run_federation import play_over
+from fedapa.simulation import Progress, Result
+from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
 
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -79,6 +84,34 @@ config = ""
 def build_app() -> Fab:
     content, _ = build_fab_from_files({"pyproject.toml": APP.encode(), "LICENSE": b"Apache-2.0\n"})
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+
+def conduct(
+    coordinator: Coordinator, folder: Path, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> Result:
+    """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
+    config = read_config(folder)
+    session = FlowerSession(
+        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
+    )
+    finished = False
+    try:
+        result = play_over(session, coordinator.members, config, folder, progress)
+        finished = True
+    finally:
+        session.close(finished)
+    return result
+
+
+def online(coordinator: Coordinator) -> dict[int, str] | None:
+    """The state of every node that the SuperLink knows; None if it does not answer."""
+    control = Control(coordinator)
+    try:
+        return {int(node.node_id): str(node.status) for node in control.nodes()}
+    except httpx.HTTPError:
+        return None
+    finally:
+        control.close()
 
 
 class Control:
@@ -152,11 +185,12 @@ class FlowerSession:
         self._open()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def push(self, message: Message) -> str:
-        ids = self._call(lambda: list(self._grid.push_messages([message])))
+    def push(self, message: Outgoing) -> str:
+        wanted = to_flower(message)
+        ids = self._call(lambda: list(self._grid.push_messages([wanted])))
         return str(ids[0]) if ids and ids[0] else ""
 
-    def pull(self, ids: Iterable[str]) -> list[Message]:
+    def pull(self, ids: Iterable[str]) -> list[FlowerReply]:
         """Replies that are complete. One that is still arriving holds nobody up, and one that stopped is an error."""
         wanted = [name for name in ids if name not in self._arriving]
         if wanted:
@@ -166,7 +200,8 @@ class FlowerSession:
                 asked, name = str(proto.metadata.reply_to_message_id), str(proto.metadata.message_id)
                 parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
                 self._arriving[asked] = Arriving(name, parts, time.monotonic())
-        return [message for asked in list(self._arriving) if (message := self._fetch(asked)) is not None]
+        found_now = [self._fetch(asked) for asked in list(self._arriving)]
+        return [FlowerReply(message) for message in found_now if message is not None]
 
     def _fetch(self, asked: str) -> Message | None:
         """Whatever is there of a reply; the reply, once that is all of it."""

@@ -1,4 +1,4 @@
-"""The grid as one more transport under the one round loop: send, wait, ask again, leave stragglers out.
+"""Real sites as one more transport under the one round loop: send, wait, ask again, leave stragglers out.
 
 The server keeps of every site the number and the digest of the state that it last accepted, and names both in every
 request. So nothing is trained twice, whoever was killed when: a repeated request starts from the same state, and ends
@@ -16,23 +16,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from flwr.app import Message, MessageType, RecordDict
 
 from fedapa.core.tree import Tree
 from fedapa.errors import RunError
 from fedapa.federation import messages
-from fedapa.federation.messages import Answer, Ask, Terms
+from fedapa.federation.messages import Answer, Ask, Incoming, Outgoing, Terms, Unsound
 from fedapa.rounds.evaluation import Score
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
 from fedapa.training.task import Task
-from fedapa.transports.flower.serialization import Unsound, pack, unpack
 
 POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
 LOOK = 2.0  # seconds between two looks at who is online
-AWAY = 5  # Flower's code for a node whose heartbeat has stopped
-GIANT, GARBLED = 901, 902  # ours for replies that are too large, or that cannot be put together
 
 
 class Lost(Exception):
@@ -45,12 +41,12 @@ class Node(NamedTuple):
 
 
 class Session(Protocol):
-    """Flower's grid for as long as it lasts. Every call may raise ``Lost``."""
+    """What carries messages, for as long as it lasts. Every call may raise ``Lost``."""
 
-    def push(self, message: Message) -> str:
+    def push(self, message: Outgoing) -> str:
         """Hand a message over; its id, or nothing where it was not taken."""
 
-    def pull(self, ids: Iterable[str]) -> Iterable[Message]:
+    def pull(self, ids: Iterable[str]) -> Iterable[Incoming]:
         """The replies that came since."""
 
     def nodes(self) -> dict[int, Node]:
@@ -62,7 +58,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long is waited for whom, and how much is put up with."""
+    """Timeouts, retries and quarantine limits."""
 
     round_timeout: float = 600.0  # seconds for all answers of one exchange
     rejoin: float = 120.0  # seconds that a site may be offline before a round goes on without it
@@ -95,7 +91,7 @@ class Waiting:
 
 
 class Grid:
-    """Sites behind Flower's grid. ``places`` are their node ids, None for a site that is gone for good."""
+    """Sites behind a session. ``places`` are their numbers there, None for a site that is gone for good."""
 
     def __init__(
         self,
@@ -213,38 +209,37 @@ class Grid:
                 message = self._message(entry.request, place)
                 entry.message, entry.sent = self.session.push(message), self._clock()
 
-    def _message(self, request: Request, place: int) -> Message:
+    def _message(self, request: Request, place: int) -> Outgoing:
         standing, i = self.standings[request.client], request.client
         keep_from = min(tags[i] for tags in self._safe) if len(self._safe) == self._safe.maxlen else 0
         ask = Ask(
             self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
             standing.accepted, standing.digest, keep_from,
         )  # fmt: skip
-        content = RecordDict()
-        content["terms"], content["ask"] = messages.write(self.terms), messages.write(ask)
-        content["down"] = pack(request.down())
-        ttl = self.patience.round_timeout + self.patience.rejoin
-        return Message(content, place, MessageType.TRAIN, ttl=ttl, group_id=str(request.round + 1))
+        records = {"terms": messages.write(self.terms), "ask": messages.write(ask)}
+        seconds = self.patience.round_timeout + self.patience.rejoin
+        return Outgoing(place, "train", records, {"down": request.down()}, seconds, str(request.round + 1))
 
-    def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Message]]:
+    def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Incoming]]:
         """Replies to what was last sent; answers to older messages are of no interest."""
         owners = {entry.message: i for i, entry in waiting.items() if entry.message}
         if not owners:
             return []
         replies = self.session.pull(owners)
-        found = [(owners.get(message.metadata.reply_to_message_id), message) for message in replies]
+        found = [(owners.get(message.reply_to), message) for message in replies]
         return [(i, message) for i, message in found if i is not None]
 
-    def _read(self, entry: Waiting, message: Message) -> Reply | None:
+    def _read(self, entry: Waiting, message: Incoming) -> Reply | None:
         """What a site says; None where it should be asked again."""
         i, request = entry.request.client, entry.request
-        if message.has_error() and message.error.code in (GIANT, GARBLED):
+        failure = message.failure
+        if failure is not None and failure.kind in ("too large", "unreadable"):
             self._uploaded.add(i)
-            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, messages.plain(message.error.reason))
-        if message.has_error():
+            return Reply(i, {} if request.train else None, None, None, 0.0, 0.0, messages.plain(failure.reason))
+        if failure is not None:
             entry.message = ""
-            entry.tries += message.error.code != AWAY
-            entry.problems.append(messages.plain(message.error.reason))
+            entry.tries += failure.kind != "away"
+            entry.problems.append(messages.plain(failure.reason))
             if entry.tries <= self.patience.retries:
                 return None
             return Reply(i, None, None, None, 0.0, 0.0, f"failed: {entry.problems[-1]}")
@@ -261,10 +256,10 @@ class Grid:
         fault = f"could not answer: {messages.plain(answer.fault, 500)}" if answer.fault else None
         return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
 
-    def _checked(self, request: Request, message: Message) -> tuple[Answer, Tree | None]:
+    def _checked(self, request: Request, message: Incoming) -> tuple[Answer, Tree | None]:
         """An answer to this request, from this site, of this run; the tensors are the loop's to judge."""
         i = request.client
-        answer = messages.read(Answer, message.content.get("answer"))
+        answer = messages.read(Answer, message.record("answer"))
         for what, is_, should in (
             ("run", answer.run, self.terms.run),
             ("site", answer.site, self.terms.names[i]),
@@ -277,18 +272,18 @@ class Grid:
         if answer.trained and not _is_digest(answer.digest):
             raise Unsound("it does not name the state that it comes from")
         if not 0 <= answer.train_seconds <= 1e9:
-            raise Unsound("its times cannot be")
+            raise Unsound("train_seconds out of range")
         for row in (answer.before, answer.after):
             self._check_score(i, row)
         if not answer.trained:
             return answer, None
-        return answer, unpack(message.content.get("up"), self.patience.most_bytes)
+        return answer, message.tree("up", self.patience.most_bytes)
 
     def _check_score(self, i: int, row: list[int]) -> None:
         if not row:
             return
         if len(row) != 4 or not (0 <= row[0] <= row[1] and 0 <= row[2] <= row[3]):
-            raise Unsound("its score cannot be")
+            raise Unsound("invalid score: need 0 <= correct <= total")
         if self.tests is not None and (row[1], row[3]) not in (self.tests[i], (self.tests[i][0], 0)):
             raise Unsound("its score is on other data than it declared")
 
