@@ -72,12 +72,12 @@ ablation: they take one part away, or leave one alone. What every row is, the fi
 `experiments/beyond-rules.toml`."""
 
 AHEAD = """*fedapa-exact* is the default, *exact-steadier* the same with a running mean of the client's models in use
-(`fedapa-exact+ema`). *ahead* is how much more a client has with it than with that method on the same allocation, mean in
-points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
-table), then how many clients have more / as much / less. The goal was to be level with the best of the others in every
-column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by the
-accuracy that the tables show, pooled over all test samples, on allocations that both were run on. *Distinguishable*
-says whether the adjusted p is below 5 %."""
+(`fedapa-exact+ema`). *ahead* is how much more a client has with it than with that method on the same allocation, mean
+in points, with its interval and the p of a paired t-test over allocations (adjusted by Holm over the methods of the
+table), then how many clients have more / as much / less. The goal was to be level with the best of the others in
+every column, and {goal:g} points ahead where clients come in groups (a fixed number of classes each). It is judged by
+the accuracy that the tables show, pooled over all test samples, on allocations that both were run on.
+*Distinguishable* says whether the adjusted p is below 5 %."""
 
 LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
 columns say what so many liars change in that of the honest clients, in points (–: not run yet). How they lie:
