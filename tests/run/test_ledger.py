@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toy import TESTS, Toy, play, rights, toy_data
 
 from fedapa.errors import InputError, RunError
 from fedapa.run import folder, ledger
-from fedapa.run.loop import Plan
+from fedapa.run.loop import Plan, RoundLog
 
 COLUMNS = {
     "meta": ["key", "value"],
@@ -83,6 +84,54 @@ def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:
         assert a.seconds == pytest.approx(b.seconds)
         np.testing.assert_array_equal(a.before, b.before)
         np.testing.assert_array_equal(a.after, b.after)
+        np.testing.assert_array_equal(a.final, b.final)
+
+
+def made_log(round: int) -> RoundLog:
+    """Client 0 trained. Right answers on test, then on validation data: 1/2 and 3/4 before, 2/2 and 0/4 after, ..."""
+    before, after, final = (np.array([[a, 2, b, 4], [0, 2, 0, 4]]) for a, b in ((1, 3), (2, 0), (0, 4)))
+    watched = {"A": torch.full((2, 2), float(round))}
+    return RoundLog(round, [0], before, after, final, {0: 6}, {0: 4}, watched=watched)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    book = ledger.Ledger(tmp_path / "made.db")
+    for t in range(3):
+        book.record(made_log(t), 2)
+    book.close()
+    return tmp_path / "made.db"
+
+
+def test_accuracies_of_both_kinds_of_data_by_hand(made: Path) -> None:
+    with ledger.reading(made) as db:
+        for data, pooled in (("test", (25, 50, 0)), ("validation", (37.5, 0, 50))):
+            found = {phase: ledger.curve(db, phase, data) for phase in ("before", "after", "final")}
+            assert [found[phase][0][1].pooled for phase in found] == list(pooled)
+            assert found["before"][3:] == [(t + 1, summary) for t, summary in found["final"]]
+            assert [t for t, _ in found["after"]] == [0, 1, 2]
+
+
+def test_only_visits_count_in_the_bytes_of_a_visit(made: Path) -> None:
+    with ledger.reading(made) as db:
+        assert ledger.bytes_per_visit(db) == 10
+
+
+def test_matrices_are_numbered_from_one(made: Path) -> None:
+    with ledger.reading(made) as db:
+        assert [(t, A.tolist()) for t, A in ledger.matrices(db, 2)] == [(t + 1, [[t] * 2] * 2) for t in range(3)]
+        assert [t for t, _ in ledger.matrices(db, 2, round=2)] == [2]
+
+
+def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> None:
+    book = ledger.Ledger(made)
+    book.forget_from(1)
+    book.close()
+    found = ledger.numbers(made)
+    assert {row[0] for table in ledger.PER_ROUND for row in found[table]} == {0}
+    assert {table: len(found[table]) for table in ("round", "client_round", "client_final", "watched")} == {
+        "round": 1, "client_round": 2, "client_final": 2, "watched": 1,
+    }  # fmt: skip
 
 
 def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:

@@ -54,6 +54,23 @@ def test_batches_cover_all_samples_and_drop_last_drops_the_rest() -> None:
     assert sorted(torch.cat(kept).tolist()) == list(range(30))
 
 
+def test_every_epoch_has_a_shuffle_of_its_own() -> None:
+    batches = list(local(small_task(Training(batch=10))).batches(3))
+    epochs = [torch.cat(batches[k : k + 3]).tolist() for k in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(30)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, range(30)]}) == 4
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    assert Training() == Training(0.01, 0.9, 64, 2, 0.0, 0.0, True, "auto")
+
+
+def test_a_client_more() -> None:
+    larger = dataclasses.replace(small_task(Training()), names=("a", "b")).with_client("c", 7)
+    assert larger.sizes.tolist() == [30, 20, 7]
+    assert (larger.clients, larger.name(2)) == (3, "client c")
+
+
 def test_a_client_smaller_than_a_batch_uses_all_it_has() -> None:
     task = small_task(Training(batch=64, drop_last=True))
     assert [len(b) for b in local(task, n=5).batches(2)] == [5, 5]
