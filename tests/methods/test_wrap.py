@@ -80,6 +80,12 @@ def test_what_was_left_out_is_sent_later() -> None:
     assert plain.tolist() == [0.0] * 18 + [19.0, 20.0]
 
 
+def test_large_negative_changes_travel_too() -> None:
+    up = {"omega": torch.tensor([(-1.0) ** k * k for k in range(20)])}
+    coded = Top(FedAvg(), share=0.1).encode(CASE.task, {"omega": torch.zeros(20)}, up, toolbox())
+    assert coded["omega.values"].tolist() == [18.0, -19.0]
+
+
 def test_places_outside_change_nothing_outside() -> None:
     method = Top(FedAvg(), share=0.1)
     hostile = {"omega.places": torch.tensor([-5, 999], dtype=torch.int32), "omega.values": torch.ones(2)}

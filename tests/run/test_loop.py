@@ -15,6 +15,7 @@ from fedapa.run.gate import Newcomer
 from fedapa.run.loop import Plan, draw
 from fedapa.run.simulate import make_task
 from fedapa.run.transport import InProcess, Reply, Request
+from fedapa.task.local import Local
 from fedapa.task.task import Task
 
 ALL = (1.0, 1.0)
@@ -179,6 +180,20 @@ def test_uploads_of_a_parallel_round_are_absorbed_in_ascending_order() -> None:
     result = play(Remembering(), toy_data(), Plan(4, ALL))
     assert order == [[0, 1, 2, 3]] * 4
     assert any(log.trained != [0, 1, 2, 3] for log in result.logs)
+
+
+class Counting(Toy):
+    """Counts its visits where an optimiser keeps its momentum."""
+
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        local.memory = {"visits": local.memory.get("visits", torch.zeros(1)) + 1}
+        return super().train(task, client, down, local)
+
+
+def test_a_client_keeps_its_state_and_what_its_optimiser_remembers() -> None:
+    result = play(Counting(), toy_data(), Plan(3, ALL))
+    assert [record.memory["visits"].item() for record in result.records] == [3] * 4
+    assert [record.state["w"].item() for record in result.records] == [3 + i for i in range(4)]
 
 
 class Leaving:
