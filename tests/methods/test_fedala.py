@@ -128,8 +128,9 @@ def test_the_weights_learn_from_a_share_of_the_samples(settings, samples, p):
     """Client 0 has 12 samples: 80 % of them by default, rounded down."""
     task, data, method = make_task(), make_data(), FedALA(**settings, p=p)
     server, client = apart(task, method)
-    method.receive(task, {**client, "settled": torch.ones(1)}, method.send(task, server, 0),
-                   Counting(task, 0, 1, 0, data[0]))  # fmt: skip
+    method.receive(
+        task, {**client, "settled": torch.ones(1)}, method.send(task, server, 0), Counting(task, 0, 1, 0, data[0])
+    )
     assert Counting.samples == samples
 
 

@@ -55,8 +55,8 @@ def test_how_the_authors_train(name: str) -> None:
     authors = f"{name}@{AUTHORS}"
     training = training_of(check({"methods": [authors]}), authors)
     names = ("lr", "momentum", "batch", "epochs", "weight_decay", "clip_norm")
-    assert tuple(training[key] for key in names) == BY_AUTHORS[name]
-    assert training["keep_momentum"] == (False if name in ("apple", "fedproto") else "auto")
+    assert tuple(getattr(training, key) for key in names) == BY_AUTHORS[name]
+    assert training.keep_momentum == (False if name in ("apple", "fedproto") else "auto")
     assert make(authors) == replace(make(name), **SET_BY_AUTHORS.get(name, {}))
 
 
