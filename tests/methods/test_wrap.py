@@ -99,6 +99,11 @@ def test_clipping_and_noise() -> None:
     assert clean["n"].item() == 9.0
     small = Noised(FedAvg(), norm=10.0, noise=0.0).encode(CASE.task, down, up, toolbox())
     torch.testing.assert_close(small["theta"], up["theta"])
+    both = {"theta": torch.tensor([3.0]), "phi": torch.tensor([4.0])}  # 5 together
+    joint = Noised(FedAvg(), norm=1.0, noise=0.0).encode(
+        CASE.task, {k: v * 0 for k, v in both.items()}, both, toolbox()
+    )
+    torch.testing.assert_close(joint, {"theta": torch.tensor([0.6]), "phi": torch.tensor([0.8])})
     zero = {"theta": torch.zeros(20_000)}
     noisy = Noised(FedAvg(), norm=2.0, noise=1.5).encode(CASE.task, zero, zero, toolbox())["theta"]
     assert float(noisy.std()) == pytest.approx(3.0, rel=0.03)

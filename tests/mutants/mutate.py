@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ SECONDS = 300  # more than this for the tests of one mutant means that it hangs
 PROCESSES = multiprocessing.get_context("forkserver")
 LIBRARIES = ["torch", "scipy.stats", "scipy.optimize", "hypothesis", "pytest", "sklearn.metrics", "pydantic"]
 VERDICTS = {0: "survived", 1: "killed"}  # by pytest's exit code
+FAILED = 3  # pytest's exit code of an error that is no test's
 
 
 class Mutant(NamedTuple):
@@ -128,7 +130,7 @@ class Copy:
 
 
 def run_pytest(root: Path, folder: Path, tests: Sequence[str]) -> None:
-    """In a process of its own: the tests, with the package from the copy in ``folder``."""
+    """In a process of its own: the tests, with the package from the copy in ``folder``. Exits as pytest would."""
     with (folder / "output").open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -137,6 +139,16 @@ def run_pytest(root: Path, folder: Path, tests: Sequence[str]) -> None:
     own = {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}  # for what the tests start
     os.environ.update(own, COLUMNS="200")
     os.chdir(root)
+    code = FAILED
+    try:
+        code = _pytest([f"tests/{test}" for test in tests])
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # at once, whatever a mutant left behind
+
+
+def _pytest(tests: Sequence[str]) -> int:
     import pytest
     from hypothesis import Phase, settings
 
@@ -144,9 +156,7 @@ def run_pytest(root: Path, folder: Path, tests: Sequence[str]) -> None:
     settings.load_profile("mutants")  # any example will do: the smallest costs minutes
     options = ["-x", "-n0", "-p", "no:cacheprovider", "--tb=no", "-o", "addopts=-q"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of Hypothesis, which is loaded already
-    code = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
-    sys.stdout.flush()
-    os._exit(code)  # as it is, whatever a mutant left behind
+    return int(pytest.main([*options, *tests]))
 
 
 def _telling(output: str) -> str:
@@ -217,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not mutants:
         sys.exit(f"no mutant contains {asked.only!r}")
     begin, outcomes = time.perf_counter(), list[Outcome]()
-    for outcome in play(mutants, asked.root, asked.workers):
+    for outcome in play(mutants, asked.root.resolve(), asked.workers):
         outcomes.append(outcome)
         tell(outcome, len(outcomes), len(mutants), begin)
     print(f"{summarise(outcomes)}, {(time.perf_counter() - begin) / 60:.1f} min")

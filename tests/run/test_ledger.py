@@ -88,10 +88,11 @@ def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:
 
 
 def made_log(round: int) -> RoundLog:
-    """Client 0 trained. Right answers on test, then on validation data: 1/2 and 3/4 before, 2/2 and 0/4 after, ..."""
+    """Client 0 trained, client 1 knows nothing. Of two test and four validation samples client 0 has right: 1 and 3
+    before, 2 and 0 after, and with what the last of three aggregations would send 0 and 4."""
     before, after, final = (np.array([[a, 2, b, 4], [0, 2, 0, 4]]) for a, b in ((1, 3), (2, 0), (0, 4)))
     watched = {"A": torch.full((2, 2), float(round))}
-    return RoundLog(round, [0], before, after, final, {0: 6}, {0: 4}, watched=watched)
+    return RoundLog(round, [0], before, after, final if round == 2 else None, {0: 6}, {0: 4}, watched=watched)
 
 
 @pytest.fixture
@@ -112,6 +113,18 @@ def test_accuracies_of_both_kinds_of_data_by_hand(made: Path) -> None:
             assert [t for t, _ in found["after"]] == [1, 2, 3]
 
 
+def test_counts_of_clients_by_how_many_rounds_were_done(made: Path) -> None:
+    """After three rounds ``before`` is what the last aggregation would send."""
+    with ledger.reading(made) as db:
+        found = {(n, phase): ledger.client_counts(db, n, phase)[0, 0] for n in (2, 3) for phase in ("before", "after")}
+        assert found == {(2, "before"): 1, (2, "after"): 2, (3, "before"): 0, (3, "after"): 2}
+        now = {phase: ledger.last_counts(db, phase) for phase in ("before", "after")}
+        assert {phase: counts.tolist() for phase, counts in now.items() if counts is not None} == {
+            "before": [[0, 2], [0, 2]],
+            "after": [[2, 2], [0, 2]],
+        }
+
+
 def test_only_visits_count_in_the_bytes_of_a_visit(made: Path) -> None:
     with ledger.reading(made) as db:
         assert ledger.bytes_per_visit(db) == 10
@@ -129,7 +142,7 @@ def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> Non
     book.close()
     found = ledger.numbers(made)
     assert {row[0] for table in ledger.PER_ROUND for row in found[table]} == {0}
-    assert [len(found[table]) for table in ("round", "client_round", "client_final", "watched")] == [1, 2, 2, 1]
+    assert [len(found[table]) for table in ("round", "client_round", "client_final", "watched")] == [1, 2, 0, 1]
 
 
 def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:
