@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-federation test browser test-federation soak tools test-native-asan check format bench parity clean
+.PHONY: help demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -20,6 +20,9 @@ demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 
 test: check browser ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
+
+mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
+	$(BIN)/python tests/mutants/mutate.py --workers $(WORKERS) $(MUTANTS)
 
 browser: ## install Debian's Chromium for the tests of pages, where it is missing and may be installed
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \

@@ -23,6 +23,22 @@ def test_digest_sees_every_bit_name_shape_and_dtype() -> None:
     assert tree.digest({"a": torch.zeros(0)}) == tree.digest({"a": torch.zeros(0)})
 
 
+def test_the_order_of_names_does_not_matter() -> None:
+    one, two = torch.ones(1), torch.zeros(2)
+    assert tree.digest({"a": one, "b": two}) == tree.digest({"b": two, "a": one})
+
+
+def test_a_distance_has_no_sign() -> None:
+    one, other = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.5, 4.0])}
+    assert tree.distance(one, other) == tree.distance(other, one) == 2.0
+
+
+def test_a_clone_has_memory_of_its_own() -> None:
+    original = {"a": torch.zeros(2)}
+    tree.clone(original)["a"].add_(1)
+    assert original["a"].tolist() == [0, 0]
+
+
 def test_digest_of_a_view_is_that_of_its_values() -> None:
     matrix = torch.arange(6.0).view(2, 3)
     assert tree.digest({"a": matrix[:, 1]}) == tree.digest({"a": torch.tensor([1.0, 4.0])})

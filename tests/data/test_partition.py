@@ -126,6 +126,7 @@ def test_pathological_plants_groups_of_equal_classes(
     assert sets == expected
     smallest = np.where(counts > 0, counts, counts.max()).min(0)
     assert (counts.max(0) / (smallest + 1) < 7 / 3).all()  # U(0.3, 0.7) within every class
+    assert np.median(counts.max(0) / smallest) > 1.2  # and not the same for everybody
 
 
 def test_random_classes_covers_every_class_and_mixes_the_groups() -> None:

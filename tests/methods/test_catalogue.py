@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from three_clients import make_data, make_task
 
 from fedapa.core.tree import count_bytes
 from fedapa.errors import InputError
@@ -11,6 +12,7 @@ from fedapa.methods.catalogue import METHODS, make, method_class
 from fedapa.methods.method import describe
 from fedapa.methods.papers import PAPERS
 from fedapa.simulation import wire
+from fedapa.training.local import Local
 from fedapa.training.model import build_model
 from fedapa.training.task import Task
 
@@ -20,6 +22,52 @@ TABLE_2 = {
     "pfedhn": 484.4, "fedapa": 477.8, "pfedhn-pc": 477.8, "apple": 4844.2, "fedpac": 494.3, "fedproto": 6.6,
     "fedgh": 6.6,
 }  # fmt: skip
+
+# Every default; where each comes from stands beside it in the method's file.
+DEFAULTS = {
+    "local": "",
+    "fedavg": "fine_tune=False",
+    "fedavg-ft": "fine_tune=True",
+    "fedprox": "mu=0.01, fine_tune=False",
+    "fedper": "",
+    "fedrep": "head_epochs=10, extractor_epochs=0",
+    "ditto": "lam=1.0",
+    "fedphp": "lam=0.05, mu=0.9, Q=0.0, regulariser='mmd', used='inherited'",
+    "fedamp": "attention='exact', sigma=4.0, alpha=0.0, lam=0.02, sharpness=25.0, xi=0.0",
+    "fedamp-heur": "attention='heuristic', sigma=4.0, alpha=0.0, lam=0.02, sharpness=25.0, xi=0.0",
+    "apple": "lr_p=0.001, mu=0.1, L=0.1, decay='exponential', start='common'",
+    "fedala": "eta=1.0, s=80.0, p=2, threshold=0.1, window=10, cap=100",
+    "pfedhn": (
+        "private_head=False, hn_lr=0.0, hn_momentum=0.9, hn_weight_decay=0.001, clip_norm=50.0, embedding=0, "
+        "hidden=100, layers=3, local_steps=0, order='sequential', update='mean'"
+    ),
+    "pfedhn-pc": (
+        "private_head=True, hn_lr=0.0, hn_momentum=0.9, hn_weight_decay=0.001, clip_norm=50.0, embedding=0, "
+        "hidden=100, layers=3, local_steps=0, order='sequential', update='mean'"
+    ),
+    "pfedla": "hn_lr=0.005, sign='descend', private_layers=0, embedding=100, hidden=100",
+    "pfedla-heur": "hn_lr=0.005, sign='descend', private_layers=1, embedding=100, hidden=100",
+    "fedpac": ("lam=1.0, head_epochs=1, head_lr=0.1, head_momentum=0.5, head_weight_decay=0.0005, collaborate=True"),
+    "dbe": "kappa=50.0, width=512, mu=1.0, train_bias=True, keep_first=False",
+    "fedproto": "lam=1.0, inference='head', average='samples', prototypes='after'",
+    "fedgh": "server_lr=0.01, server_batch=1, server_epochs=1",
+    "fedapa": (
+        "eta=0.01, mu=0.5, sign='descend', self_weight='raw', clip=True, normalise=True, weight_momentum=0.0, "
+        "buffer='row', project_at='update', shared='extractor', order='parallel', top_k=0"
+    ),
+    "fedapa-reference": (
+        "eta=0.01, mu=1.0, sign='descend', self_weight='raw', clip=True, normalise=True, weight_momentum=0.9, "
+        "buffer='shared', project_at='send', shared='extractor', order='sequential', top_k=0"
+    ),
+    "fedapa-exact": (
+        "rule='cut', measure='distance', clear=3.0, patience=5, ridge=0.5, share=0.2, keep=0.5, past=0.0, "
+        "blocks=False, fine_tune=False"
+    ),
+    "fedapa-scored": "holdout=0.1, keep=0.5, fine_tune=False",
+}
+AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
+# Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
+GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +86,32 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
 def test_eighteen_methods_their_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
     assert len(METHODS.keys() - variants - ours) == 18
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_defaults(name: str) -> None:
+    method = make(name)
+    assert repr(method) == f"{type(method).__name__}({DEFAULTS[name]})"
+
+
+def test_what_every_paper_reports() -> None:
+    assert {name for name in METHODS if make(name).evaluated == "before"} == set(AS_IT_ARRIVES.split())
+
+
+def test_how_clients_of_a_round_are_played() -> None:
+    one_after_another = {name for name in METHODS if make(name).schedule == "sequential"}
+    assert one_after_another == {"pfedhn", "pfedhn-pc", "fedapa-reference"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whose_momentum_stays(name: str) -> None:
+    """The velocity of weights that were just replaced would push them where nobody wants to go."""
+    task, method = make_task(), make(name)
+    server, client = method.init(task, 0)
+    local, down = Local(task, 0, 0, 0, make_data()[0]), method.send(task, server, 0)
+    method.train(task, method.receive(task, client, down, local), down, local)
+    kept = {"main/theta", "main/phi"} | ({"main/p"} if name == "apple" else set())
+    assert set(local.memory) == (kept if name in GOES_ON.split() else set())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -82,12 +82,13 @@ def test_nothing_is_learned_when_what_arrives_is_the_own_model():
 
 
 class Counting(Local):
-    """A toolbox that counts the epochs of mixing."""
+    """A toolbox that counts the epochs of mixing, and the samples in them."""
 
-    epochs = 0
+    epochs = samples = 0
 
     def sgd(self, *args, **kw):
         Counting.epochs += kw.get("epochs") == 1
+        Counting.samples = self.n
         return super().sgd(*args, **kw)
 
 
@@ -98,6 +99,8 @@ class Counting(Local):
         ({"threshold": 1e9, "window": 3}, 0.0, 4),
         ({"threshold": 0.0, "cap": 25}, 0.0, 25),  # never settles
         ({"threshold": 0.0, "cap": 25}, 1.0, 1),  # later visits: one epoch
+        ({"threshold": 1e-7, "window": 3, "cap": 25}, 0.0, 25),  # the loss still falls
+        ({"threshold": 1e-7, "window": 3, "cap": 25, "p": 4}, 0.0, 25),
     ],
 )
 def test_how_long_the_mixing_goes_on(settings, settled, expected):
@@ -110,6 +113,25 @@ def test_how_long_the_mixing_goes_on(settings, settled, expected):
     assert shown["settled"].item() == 1
     assert local.calls == 0  # local training draws the batches that it would draw without the mixing
     assert local.memory == {}
+
+
+def test_settled_is_a_small_spread_of_the_last_losses_alone():
+    method = FedALA(window=2, threshold=0.1)
+    assert method._has_settled([9.0, 1.0, 1.1])
+    assert not method._has_settled([1.0, 1.0, 9.0])
+    assert not method._has_settled([1.0, 1.0])  # one more than the window
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize(("settings", "samples"), [({}, 9), ({"s": 50.0}, 6), ({"s": 100.0}, 12), ({"s": 0.0}, 1)])
+def test_the_weights_learn_from_a_share_of_the_samples(settings, samples, p):
+    """Client 0 has 12 samples: 80 % of them by default, rounded down."""
+    task, data, method = make_task(), make_data(), FedALA(**settings, p=p)
+    server, client = apart(task, method)
+    method.receive(
+        task, {**client, "settled": torch.ones(1)}, method.send(task, server, 0), Counting(task, 0, 1, 0, data[0])
+    )
+    assert Counting.samples == samples
 
 
 def test_which_tensors_are_mixed():

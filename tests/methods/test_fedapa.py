@@ -85,6 +85,14 @@ def test_reference_is_the_released_code() -> None:
     assert not torch.allclose(matrix, torch.eye(3))  # the case is not trivial
 
 
+def test_clients_that_share_a_buffer_step_one_after_another() -> None:
+    """Slopes of clients 0 and 1 are (0.5, 0.5, 1) and (0, 0.2, 0.2). The second step moves row 0 again, by 0.9 of its
+    first: 0.1 (1 + 0.9) (0.5, 0.5, 1); the own entries are clipped to 1."""
+    new = absorb(FedAPA.reference(eta=0.1), server(torch.eye(3)), {0: [1.5, 0.5], 1: [0.0, 1.2]})
+    assert new["A"][0].tolist() == pytest.approx([1.0, 0.095, 0.19])
+    assert new["A"][1].tolist() == pytest.approx([0.0, 1.0, 0.02])
+
+
 def test_reference_by_name_and_by_classmethod_are_the_same() -> None:
     assert make("fedapa-reference") == FedAPA.reference()
     assert FedAPA.reference().schedule == "sequential"

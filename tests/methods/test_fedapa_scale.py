@@ -134,6 +134,7 @@ def test_what_is_too_large_to_keep_is_made_again_with_the_same_bits(monkeypatch:
     downs = {i: sent.to(i) for i in (9, 3, 17)}
     assert torch.equal(sent.to(3)["theta"], downs[3]["theta"])
     assert Counting.calls == [[3, 9, 17], [3, 9, 17]]  # alone, its sums would round otherwise
+    assert torch.equal(sent.to(17)["theta"], downs[17]["theta"])
 
 
 @pytest.mark.parametrize("name", TOGETHER[:3])
@@ -209,5 +210,7 @@ def test_fedamp_keeps_its_inner_products_up_to_date(name: str) -> None:
     omega = state["omega"].double()
     torch.testing.assert_close(state["gram"], omega @ omega.T, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gram({"omega": state["omega"]}), state["gram"], rtol=1e-5, atol=1e-5)
+    one = case.method.absorb(case.task, state, [1], [], [{"omega": state["omega"][1] + 1}])
+    torch.testing.assert_close(one["gram"], gram({"omega": one["omega"]}), rtol=1e-5, atol=1e-5)
     bare = case.method.send(case.task, {"omega": state["omega"]}, 1)
     torch.testing.assert_close(bare, case.method.send(case.task, state, 1), rtol=1e-4, atol=1e-5)

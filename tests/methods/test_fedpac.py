@@ -56,6 +56,13 @@ def test_equal_clients_share_equally_and_strangers_do_not():
     assert combination(torch.ones(1, 3), torch.zeros(1)).tolist() == [[1.0]]
 
 
+def test_small_weights_are_dropped_and_the_rest_sums_to_one():
+    """Equal features: weights go as 1 / V. 1/2000 of 1 is below a thousandth of the whole, 1/400 is not."""
+    for V, row in ((2000.0, [0.5, 0.5, 0.0]), (400.0, [400 / 801, 400 / 801, 1 / 801])):
+        A = combination(torch.zeros(3, 2), torch.tensor([1.0, 1.0, V]))
+        assert A[0].tolist() == pytest.approx(row, abs=1e-6)
+
+
 def test_both_phases_by_plain_autograd():
     task, method, data = make_task(epochs=1, momentum=0.0, lr=0.05), FedPAC(lam=2.0), make_data()[0]
     server, client = method.init(task, 0)

@@ -110,6 +110,20 @@ def test_without_a_teacher_it_is_fedavg_plus_a_moving_average(regulariser):
     assert (h - omega(client)).norm() > 1e-3
 
 
+@pytest.mark.parametrize("regulariser", ["mmd", "kd"])
+def test_the_inherited_model_teaches_and_not_the_one_that_arrived(regulariser):
+    """One step on all data, from what arrived, against the model that the client inherited."""
+    task, data, method = make_task(lr=0.1, epochs=1), make_data(), FedPHP(lam=0.4, regulariser=regulariser)
+    server, client = method.init(task, 0)
+    inherited = dict(zip(("inherited_theta", "inherited_phi"), task.init(1), strict=True))
+    trained = visit(method, task, {**client, **inherited}, server, 0, data)[1]
+    loss = taught_features if regulariser == "mmd" else taught_labels
+    leaf = server["omega"].clone().requires_grad_()
+    value = loss(task, task.parts(leaf), Batch(*data[0]), {**inherited, "lam": torch.tensor(0.4)})
+    expected = server["omega"] - 0.1 * torch.autograd.grad(value, leaf)[0]
+    torch.testing.assert_close(omega(trained), expected, atol=1e-6, rtol=1e-5)
+
+
 def test_the_share_of_the_past_counts_visits_not_rounds_and_stops_at_mu():
     found = [FedPHP(mu=0.9)._mu(torch.tensor([float(q)]), 5.0).item() for q in (0, 1, 4, 5, 9)]
     assert found == pytest.approx([0.0, 0.18, 0.72, 0.9, 0.9])

@@ -90,6 +90,16 @@ def test_prototypes_seen_during_the_last_epoch():
     assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in client.items()}
 
 
+def test_all_batches_of_the_last_epoch_are_seen():
+    """At rate 0 the model stands still, and three batches of four show what one of twelve does."""
+    task, data = make_task(epochs=2, lr=0.0, batch=4), make_data()[0]
+    server, client = FedProto().init(task, 0)
+    _, _, up = visit(FedProto(prototypes="during"), task, server, client, 0)
+    z = task.features(client, data.x)
+    torch.testing.assert_close(up["sums"], torch.stack([z[data.y == k].sum(0) for k in range(3)]), atol=1e-5, rtol=1e-5)
+    assert up["counts"].tolist() == [4, 4, 4]
+
+
 def test_ways_to_predict():
     task, x = make_task(), make_data()[1].x
     _, client = FedProto().init(task, 0)

@@ -93,6 +93,11 @@ def test_the_first_round_sends_the_start_and_moves_no_hypernetwork():
     assert torch.allclose(play(method, task, server, client, [0, 1, 2])["psi"], server["psi"], atol=1e-5)
 
 
+def test_every_client_starts_with_a_hypernetwork_of_its_own():
+    psi = PFedLA().init(make_task(), 0)[0]["psi"]
+    assert all((psi[i] - psi[j]).abs().max() > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
 def test_private_layers_come_back_as_they_were():
     task, method = make_task(), make("pfedla-heur")
     server, _ = apart(task, method)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedapa.config.load import check, training_of
@@ -9,6 +11,53 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, entry, is_known, make
 from fedapa.methods.recipes import AUTHORS, COMMON, recipe
 from fedapa.training.task import Training
+
+COMMONLY = (0.01, 0.9, 64, 2, 0.0, 0.0)
+# How its authors train each method: rate, momentum, batch, epochs, weight decay, largest norm of a gradient.
+BY_AUTHORS = {
+    "local": COMMONLY,
+    "fedavg": (0.1, 0.0, 50, 5, 0.0, 0.0),
+    "fedavg-ft": (0.1, 0.0, 50, 5, 0.0, 0.0),
+    "fedprox": (0.01, 0.0, 10, 20, 0.0, 0.0),
+    "fedper": (0.01, 0.0, 128, 4, 0.0, 0.0),
+    "fedrep": (0.01, 0.5, 10, 2, 0.0, 0.0),
+    "ditto": (0.01, 0.0, 64, 2, 0.0, 0.0),
+    "fedphp": (0.03, 0.9, 64, 2, 1e-5, 100.0),
+    "fedamp": COMMONLY,
+    "fedamp-heur": COMMONLY,
+    "apple": (0.01, 0.9, 256, 5, 0.0, 0.0),
+    "fedala": (0.005, 0.0, 10, 1, 0.0, 0.0),
+    "pfedhn": (0.005, 0.9, 64, 2, 5e-5, 50.0),
+    "pfedhn-pc": (0.005, 0.9, 64, 2, 5e-5, 50.0),
+    "pfedla": (0.01, 0.0, 32, 10, 0.0, 0.0),
+    "pfedla-heur": (0.01, 0.0, 32, 10, 0.0, 0.0),
+    "fedpac": (0.02, 0.5, 50, 5, 5e-4, 0.0),
+    "dbe": (0.005, 0.0, 10, 1, 0.0, 0.0),
+    "fedproto": (0.01, 0.5, 32, 1, 0.0, 0.0),
+    "fedgh": (0.01, 0.9, 64, 10, 1e-3, 50.0),
+    "fedapa": COMMONLY,
+    "fedapa-reference": COMMONLY,
+    "fedapa-exact": COMMONLY,
+    "fedapa-scored": COMMONLY,
+}
+SET_BY_AUTHORS: dict[str, dict[str, object]] = {
+    "fedprox": {"mu": 1.0},
+    "fedrep": {"head_epochs": 10, "extractor_epochs": 1},
+    "apple": {"start": "own", "mu": 0.2},
+    "pfedhn": {"local_steps": 50},
+    "pfedhn-pc": {"local_steps": 50},
+    "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_how_the_authors_train(name: str) -> None:
+    authors = f"{name}@{AUTHORS}"
+    training = training_of(check({"methods": [authors]}), authors)
+    names = ("lr", "momentum", "batch", "epochs", "weight_decay", "clip_norm")
+    assert tuple(getattr(training, key) for key in names) == BY_AUTHORS[name]
+    assert training.keep_momentum == (False if name in ("apple", "fedproto") else "auto")
+    assert make(authors) == replace(make(name), **SET_BY_AUTHORS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -80,6 +80,12 @@ def test_what_was_left_out_is_sent_later() -> None:
     assert plain.tolist() == [0.0] * 18 + [19.0, 20.0]
 
 
+def test_large_negative_changes_travel_too() -> None:
+    up = {"omega": torch.tensor([(-1.0) ** k * k for k in range(20)])}
+    coded = Top(FedAvg(), share=0.1).encode(CASE.task, {"omega": torch.zeros(20)}, up, toolbox())
+    assert coded["omega.values"].tolist() == [18.0, -19.0]
+
+
 def test_places_outside_change_nothing_outside() -> None:
     method = Top(FedAvg(), share=0.1)
     hostile = {"omega.places": torch.tensor([-5, 999], dtype=torch.int32), "omega.values": torch.ones(2)}
@@ -93,6 +99,11 @@ def test_clipping_and_noise() -> None:
     assert clean["n"].item() == 9.0
     small = Noised(FedAvg(), norm=10.0, noise=0.0).encode(CASE.task, down, up, toolbox())
     torch.testing.assert_close(small["theta"], up["theta"])
+    both = {"theta": torch.tensor([3.0]), "phi": torch.tensor([4.0])}  # 5 together
+    joint = Noised(FedAvg(), norm=1.0, noise=0.0).encode(
+        CASE.task, {k: v * 0 for k, v in both.items()}, both, toolbox()
+    )
+    torch.testing.assert_close(joint, {"theta": torch.tensor([0.6]), "phi": torch.tensor([0.8])})
     zero = {"theta": torch.zeros(20_000)}
     noisy = Noised(FedAvg(), norm=2.0, noise=1.5).encode(CASE.task, zero, zero, toolbox())["theta"]
     assert float(noisy.std()) == pytest.approx(3.0, rel=0.03)

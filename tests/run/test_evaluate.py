@@ -13,10 +13,12 @@ from toy import CLASSES, Toy, play, toy_data
 
 import fedapa as fa
 from fedapa.core.tree import Tree
+from fedapa.data.federated import ClientData, Split
 from fedapa.errors import RunError
 from fedapa.methods.fedavg import FedAvg
-from fedapa.rounds.evaluation import summarise
+from fedapa.rounds.evaluation import Score, score, summarise
 from fedapa.rounds.loop import Plan
+from fedapa.simulation import make_task
 from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
 from fedapa.training.task import Task
@@ -44,6 +46,16 @@ def test_clients_without_test_samples_count_in_no_mean() -> None:
 
 def test_no_test_samples_at_all() -> None:
     assert math.isnan(summarise(np.array([0]), np.array([0])).pooled)
+
+
+def test_a_model_is_scored_on_test_and_validation_data_apart() -> None:
+    """The model answers 2: right twice of three on test data, once of four on validation data, never on train data."""
+    train, test, validation = ([0, 1], [2, 2, 3], [0, 1, 2, 3])
+    splits = [Split(torch.zeros(len(y), 3), torch.tensor(y)) for y in (train, test, validation)]
+    task, state = make_task(toy_data(), "mlp"), {"w": torch.tensor([2.0])}
+    data = ClientData("a", *splits)
+    assert score(Toy(), task, state, data) == Score(2, 3, 1, 4)
+    assert score(Toy(), task, state, ClientData("a", *splits[:2])) == Score(2, 3)
 
 
 # ------------------------------------------------------------------------------------------- models that answer NaN

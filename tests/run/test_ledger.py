@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toy import TESTS, Toy, play, rights, toy_data
 
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.loop import Plan, RoundLog
 from fedapa.store import run_db, run_folder
 
 COLUMNS = {
@@ -83,6 +84,65 @@ def test_rounds_come_back_as_the_loop_told_them(tmp_path: Path) -> None:
         assert a.seconds == pytest.approx(b.seconds)
         np.testing.assert_array_equal(a.before, b.before)
         np.testing.assert_array_equal(a.after, b.after)
+        np.testing.assert_array_equal(a.final, b.final)
+
+
+def made_log(round: int) -> RoundLog:
+    """Client 0 trained, client 1 knows nothing. Of two test and four validation samples client 0 has right: 1 and 3
+    before, 2 and 0 after, and with what the last of three aggregations would send 0 and 4."""
+    before, after, final = (np.array([[a, 2, b, 4], [0, 2, 0, 4]]) for a, b in ((1, 3), (2, 0), (0, 4)))
+    watched = {"A": torch.full((2, 2), float(round))}
+    return RoundLog(round, [0], before, after, final if round == 2 else None, {0: 6}, {0: 4}, watched=watched)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    book = run_db.Ledger(tmp_path / "made.db")
+    for t in range(3):
+        book.record(made_log(t), 2)
+    book.close()
+    return tmp_path / "made.db"
+
+
+def test_accuracies_of_both_kinds_of_data_by_hand(made: Path) -> None:
+    with run_db.reading(made) as db:
+        for data, pooled in (("test", (25, 50, 0)), ("validation", (37.5, 0, 50))):
+            found = {phase: run_db.curve(db, phase, data) for phase in ("before", "after", "final")}
+            assert [found[phase][0][1].pooled for phase in found] == list(pooled)
+            assert found["before"][3:] == [(t + 1, summary) for t, summary in found["final"]]
+            assert [t for t, _ in found["after"]] == [1, 2, 3]
+
+
+def test_counts_of_clients_by_how_many_rounds_were_done(made: Path) -> None:
+    """After three rounds ``before`` is what the last aggregation would send."""
+    with run_db.reading(made) as db:
+        found = {(n, phase): run_db.client_counts(db, n, phase)[0, 0] for n in (2, 3) for phase in ("before", "after")}
+        assert found == {(2, "before"): 1, (2, "after"): 2, (3, "before"): 0, (3, "after"): 2}
+        now = {phase: run_db.last_counts(db, phase) for phase in ("before", "after")}
+        assert {phase: counts.tolist() for phase, counts in now.items() if counts is not None} == {
+            "before": [[0, 2], [0, 2]],
+            "after": [[2, 2], [0, 2]],
+        }
+
+
+def test_only_visits_count_in_the_bytes_of_a_visit(made: Path) -> None:
+    with run_db.reading(made) as db:
+        assert run_db.bytes_per_visit(db) == 10
+
+
+def test_matrices_are_numbered_from_one(made: Path) -> None:
+    with run_db.reading(made) as db:
+        assert [(t, A.tolist()) for t, A in run_db.matrices(db, 2)] == [(t + 1, [[t] * 2] * 2) for t in range(3)]
+        assert [t for t, _ in run_db.matrices(db, 2, round=2)] == [2]
+
+
+def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> None:
+    book = run_db.Ledger(made)
+    book.forget_from(1)
+    book.close()
+    found = run_db.numbers(made)
+    assert {row[0] for table in run_db.PER_ROUND for row in found[table]} == {0}
+    assert [len(found[table]) for table in ("round", "client_round", "client_final", "watched")] == [1, 2, 0, 1]
 
 
 def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:

@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 from toy import CLASSES, TESTS, Toy, play, rights, toy_data
 
+from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.loop import Plan, draw
+from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.transport import InProcess, Reply, Request
+from fedapa.simulation import make_task
+from fedapa.training.local import Local
+from fedapa.training.task import Task
 
 ALL = (1.0, 1.0)
 TOTALS = [sum(row) for row in TESTS]
@@ -52,6 +58,19 @@ def test_the_draw_depends_on_seed_and_round_alone() -> None:
     assert draw(Plan(seed=3), 20, 7) == draw(Plan(seed=3, rounds=9, schedule="sequential"), 20, 7)
     assert draw(Plan(seed=3), 20, 7) != draw(Plan(seed=4), 20, 7)
     assert draw(Plan(seed=3), 20, 7) != draw(Plan(seed=3), 20, 8)
+
+
+def test_who_left_for_good_is_not_drawn_and_the_shares_are_of_those_who_are_there() -> None:
+    gone = frozenset({1, 3})
+    drawn = [draw(Plan(participation=(0.5, 1.0)), 6, t, gone) for t in range(200)]
+    assert {i for ids in drawn for i in ids} == {0, 2, 4, 5}
+    assert {len(ids) for ids in drawn} == {2, 3, 4}
+    with pytest.raises(RunError, match="every client has left"):
+        draw(Plan(), 2, 0, frozenset({0, 1}))
+
+
+def test_a_client_expects_the_mean_share_of_the_rounds() -> None:
+    assert make_task(toy_data(), "mlp", participation=(0.6, 1.0)).participation == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +139,100 @@ def test_an_idle_client_shows_what_it_would_receive_and_its_last_trained_state()
         assert log.after is not None
         assert log.before[:, 0].tolist() == [rights(i, t + i) for i in range(4)]
         assert log.after[:, 0].tolist() == [rights(i, last[i]) for i in range(4)]
+
+
+@pytest.mark.parametrize("schedule", ["parallel", "sequential"])
+def test_what_the_last_aggregation_would_send_is_scored_once_at_the_end(schedule: str) -> None:
+    """Three rounds take the server to 3 (to 12 one by one), so that client i is shown 3 + i (12 + i)."""
+    result = play(Toy(), toy_data(), Plan(3, ALL, schedule))  # type: ignore[arg-type]
+    end = 3 if schedule == "parallel" else 12
+    assert [log.final is None for log in result.logs] == [True, True, False]
+    assert result.logs[-1].final is not None
+    assert result.logs[-1].final.tolist() == [[rights(i, end + i), TOTALS[i], 0, 0] for i in range(4)]
+
+
+def test_nobody_trains_for_that_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Listening(InProcess):
+        def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
+            asked.append([(request.client, request.train) for request in requests])
+            return super().exchange(requests)
+
+    monkeypatch.setattr("fedapa.simulation.InProcess", Listening)
+    play(Toy(), toy_data(), Plan(1, ALL))
+    assert asked == [[(i, True) for i in range(4)], [(i, False) for i in range(4)]]
+
+
+class Remembering(Toy):
+    """Notes in which order uploads are absorbed."""
+
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
+        order.append(list(ids))
+        return super().absorb(task, server, ids, downs, ups)
+
+
+order: list[list[int]] = []
+
+
+def test_uploads_of_a_parallel_round_are_absorbed_in_ascending_order() -> None:
+    order.clear()
+    result = play(Remembering(), toy_data(), Plan(4, ALL))
+    assert order == [[0, 1, 2, 3]] * 4
+    assert any(log.trained != [0, 1, 2, 3] for log in result.logs)
+
+
+class Counting(Toy):
+    """Counts its visits where an optimiser keeps its momentum."""
+
+    def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
+        local.memory = {"visits": local.memory.get("visits", torch.zeros(1)) + 1}
+        return super().train(task, client, down, local)
+
+
+def test_a_client_keeps_its_state_and_what_its_optimiser_remembers() -> None:
+    result = play(Counting(), toy_data(), Plan(3, ALL))
+    assert [record.memory["visits"].item() for record in result.records] == [3] * 4
+    assert [record.state["w"].item() for record in result.records] == [3 + i for i in range(4)]
+
+
+class Leaving:
+    """Nobody comes; client 1 leaves after the first round."""
+
+    def knocking(self, round: int) -> Sequence[Newcomer]:
+        return ()
+
+    def members(self, round: int) -> Sequence[Newcomer]:
+        return ()
+
+    def let_in(self, newcomer: Newcomer, round: int) -> None: ...
+
+    def turn_away(self, newcomer: Newcomer) -> None: ...
+
+    def gone(self, round: int) -> frozenset[int]:
+        return frozenset({1} if round > 0 else ())
+
+
+@pytest.mark.parametrize("schedule", ["parallel", "sequential"])
+def test_who_left_for_good_is_in_no_number(schedule: str) -> None:
+    result = play(Toy(), toy_data(), Plan(2, ALL, schedule), gate=Leaving())  # type: ignore[arg-type]
+    first, second = result.logs
+    assert sorted(first.trained) == [0, 1, 2, 3]
+    assert sorted(second.trained) == [0, 2, 3]
+    for counts in (second.before, second.after, second.final):
+        assert counts is not None
+        assert counts[:, 1].tolist() == [10, 0, 10, 1]
+    assert [tuple(event)[:3] for event in second.events] == [(1, 1, "left")]
+
+
+class Exploding(Toy):
+    def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
+        return {"w": server["w"] + 1, "bad": torch.tensor([1.0, float("inf")])}
+
+
+def test_a_server_that_is_no_longer_finite_ends_the_run() -> None:
+    with pytest.raises(RunError, match="the server's bad is no longer finite after round 1"):
+        play(Exploding(), toy_data(), Plan(2, ALL))
 
 
 @pytest.mark.parametrize("schedule", ["parallel", "sequential"])

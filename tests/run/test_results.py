@@ -188,6 +188,14 @@ def test_gains_are_tested_over_allocations_not_over_clients() -> None:
     assert row["gain_low"] == pytest.approx(1 - 4.302653 * 2 / 3**0.5, abs=1e-5)
 
 
+def test_the_headline_is_of_the_model_that_the_method_is_evaluated_by() -> None:
+    run = made_up("x", [80])
+    run = replace(run, before=replace(run.before, last=70.0))
+    assert (run.headline.last, replace(run, evaluated="before").headline.last) == (80.0, 70.0)
+    (row,) = run_results.table([replace(run, evaluated="before")])
+    assert list(row["accuracies"].values()) == [70.0]
+
+
 def test_each_allocation_counts_once_however_many_clients_it_has() -> None:
     runs = [made_up("local", [80], 0), made_up("x", [90], 0)]
     runs += [made_up("local", [80] * 9, 1), made_up("x", [80] * 9, 1)]

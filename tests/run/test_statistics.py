@@ -72,6 +72,7 @@ def test_holm_by_hand() -> None:
     """Sorted 0.01, 0.02, 0.03, 0.5 times 4, 3, 2, 1, never falling: 0.04, 0.06, 0.06, 0.5."""
     assert holm([0.03, None, 0.01, 0.5, 0.02]) == pytest.approx([0.06, None, 0.04, 0.5, 0.06])
     assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
+    assert holm([0.011, 0.01]) == pytest.approx([0.02, 0.02])
     assert holm([]) == []
 
 

@@ -54,6 +54,23 @@ def test_batches_cover_all_samples_and_drop_last_drops_the_rest() -> None:
     assert sorted(torch.cat(kept).tolist()) == list(range(30))
 
 
+def test_every_epoch_has_a_shuffle_of_its_own() -> None:
+    batches = list(local(small_task(Training(batch=10))).batches(3))
+    epochs = [torch.cat(batches[k : k + 3]).tolist() for k in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(30)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, range(30)]}) == 4
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    assert Training() == Training(0.01, 0.9, 64, 2, 0.0, 0.0, True, "auto")
+
+
+def test_a_client_more() -> None:
+    larger = dataclasses.replace(small_task(Training()), names=("a", "b")).with_client("c", 7)
+    assert larger.sizes.tolist() == [30, 20, 7]
+    assert (larger.clients, larger.name(2)) == (3, "client c")
+
+
 def test_a_client_smaller_than_a_batch_uses_all_it_has() -> None:
     task = small_task(Training(batch=64, drop_last=True))
     assert [len(b) for b in local(task, n=5).batches(2)] == [5, 5]
@@ -89,6 +106,8 @@ def test_visits_of_different_names_do_not_share_momentum() -> None:
     assert set(one.memory) == {"body/theta", "body/phi"}
     one.sgd(cross_entropy, {"phi": phi}, given={"theta": theta}, memory=None)
     assert set(one.memory) == {"body/theta", "body/phi"}
+    one.sgd(cross_entropy, {"phi": phi}, given={"theta": theta}, memory="head")
+    assert set(one.memory) == {"body/theta", "body/phi", "head/phi"}
 
 
 def test_frozen_parts_stay_and_rates_are_per_part() -> None:
@@ -133,6 +152,48 @@ def test_steps_draw_batches_without_epochs() -> None:
     task = small_task(Training(batch=8, momentum=0.0))
     carry = {"seen": torch.zeros(1), "last": torch.zeros(1)}
     assert local(task).sgd(counting, {"w": torch.zeros(1)}, carry=carry, steps=7)["seen"].item() == 56
+
+
+def summing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
+    return params["w"].sum(), {"sum": given["sum"] + batch.x.sum()}
+
+
+def summed(toolbox: Local, steps: int = 1) -> float:
+    """The sum of all samples that a training of its own sees."""
+    found = toolbox.sgd(summing, {"w": torch.zeros(1)}, carry={"sum": torch.zeros(())}, steps=steps, memory=None)
+    return float(found["sum"])
+
+
+def test_every_training_of_a_visit_has_batches_of_its_own() -> None:
+    task = small_task(Training(batch=8))
+    one, same = local(task), local(task)
+    sums = [summed(one) for _ in range(3)]
+    assert len(set(sums)) == 3
+    assert [summed(same) for _ in range(3)] == sums
+
+
+def test_a_batch_of_a_step_holds_no_sample_twice() -> None:
+    assert summed(local(small_task(Training(batch=30)))) == pytest.approx(float(data().x.sum()), abs=1e-4)
+
+
+def test_inside_only_there_are_these_samples_and_all_of_them_after() -> None:
+    toolbox, whole = local(small_task(Training())), data()
+    with toolbox.only(torch.tensor([4, 2])):
+        assert torch.equal(toolbox.data.x, whole.x[[4, 2]])
+        assert torch.equal(toolbox.data.y, whole.y[[4, 2]])
+    assert torch.equal(toolbox.data.x, whole.x)
+    with pytest.raises(KeyError), toolbox.only(torch.tensor([4])):
+        raise KeyError
+    assert toolbox.n == 30
+
+
+def test_the_task_may_clip_gradients() -> None:
+    """One step at rate 1 without momentum is as long as the gradient: at most 0.01 here."""
+    task = small_task(Training(lr=1.0, momentum=0.0, batch=30, epochs=1, clip_norm=0.01))
+    theta, phi = task.init(0)
+    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    step = torch.cat([found["theta"] - theta, found["phi"] - phi])
+    assert float(step.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_clipping_scales_all_gradients_together() -> None:
