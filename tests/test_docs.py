@@ -49,6 +49,11 @@ def test_flower_is_imported_by_its_transport_alone() -> None:
     assert wrong == []
 
 
+def test_only_the_stores_speak_sql() -> None:
+    wrong = [path.name for path in modules() if ".execute(" in path.read_text(encoding="utf-8")]
+    assert sorted(wrong) == ["run_db.py", "sweep_db.py"]
+
+
 def test_what_leaves_is_told_of_every_method() -> None:
     from fedapa.methods.catalogue import METHODS
 

@@ -174,16 +174,15 @@ def _run(
     about = run_db.meta(db)
     clients = clients_of(db)
     curves = {phase: _curve(db, phase) for phase in ("before", "after")}
-    (moved,) = db.execute("SELECT sum(down_bytes + up_bytes) FROM round").fetchone()
     kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
     return Run(
-        result, about, config, environment, clients, curves, _spent(db), (moved or 0) / 2**20, kinds,
+        result, about, config, environment, clients, curves, _spent(db), run_db.totals(db).moved / 2**20, kinds,
         list(matrices(db, len(clients))) if with_matrices else [],
     )  # fmt: skip
 
 
 def clients_of(db: sqlite3.Connection) -> tuple[Client, ...]:
-    return tuple(_client(*row) for row in db.execute("SELECT name, train, test, labels FROM client ORDER BY client"))
+    return tuple(_client(name, train, test, labels) for name, train, test, _, labels in run_db.client_data(db))
 
 
 def _client(name: str, train: int, test: int, labels: str) -> Client:
@@ -201,30 +200,17 @@ def _finite(value: Any) -> float:
 
 
 def _spent(db: sqlite3.Connection) -> Spent:
-    query = "SELECT count(*), sum(seconds), sum(training_seconds), sum(server_seconds) FROM round"
-    rounds, whole, training, server = db.execute(query).fetchone()
-    (visits,) = db.execute("SELECT sum(seconds) FROM client_round").fetchone()
-    at_clients, share = whole - server, min(1.0, training / visits) if visits else 0.0
-    return Spent(*(value / max(rounds, 1) for value in (at_clients * share, at_clients * (1 - share), server)))
+    found, visits = run_db.totals(db), run_db.visit_seconds(db)
+    at_clients = found.seconds - found.server_seconds
+    share = min(1.0, found.training_seconds / visits) if visits else 0.0
+    parts = at_clients * share, at_clients * (1 - share), found.server_seconds
+    return Spent(*(value / max(found.rounds, 1) for value in parts))
 
 
 def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
     """Every round's A, or that of one; ``round`` counts from 1."""
     if clients <= LARGEST_MATRIX:
         yield from run_db.matrices(db, clients, round)
-
-
-def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
-    """One client's row of A over the rounds, without reading the others' rows."""
-    query = "SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE name = 'A' ORDER BY round"
-    for t, shape, blob in db.execute(query, (4 * clients * client + 1, 4 * clients)):
-        if json.loads(shape) == [clients, clients]:
-            yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
-
-
-def weight_rounds(db: sqlite3.Connection) -> list[int]:
-    """The rounds, from 1, in which A was recorded."""
-    return [t + 1 for (t,) in db.execute("SELECT round FROM watched WHERE name = 'A' ORDER BY round")]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

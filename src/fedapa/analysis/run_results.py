@@ -140,12 +140,12 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
         assert before is not None
         assert after is not None
         seen = [t for t, _ in _up_to(until, run_db.curve(db, about["evaluated"]))]
-        done, seconds = db.execute("SELECT count(*), sum(seconds) FROM round").fetchone()
+        totals = run_db.totals(db)
         liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
         counts = run_db.client_counts(db, seen[-1], about["evaluated"])
         return RunResult(
-            folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), done,
-            about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, seconds,
+            folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
+            about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
             counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
             about.get("privacy", ""), tuple(seen), _overlap(folder, db), folder,
         )  # fmt: skip
@@ -166,7 +166,8 @@ def _overlap(folder: Path, db: Any) -> float:
         has_sites = "sites" in tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0.0
-    test, rest = db.execute("SELECT sum(test), sum(train + validation) FROM client").fetchone()
+    rows = run_db.client_data(db)
+    test, rest = sum(row[2] for row in rows), sum(row[1] + row[3] for row in rows)
     return test / rest if has_sites and rest else 0.0
 
 

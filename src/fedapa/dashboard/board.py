@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedapa.analysis.run_reader import Run, Scenario, Trouble, name_of, read_run, scenarios_of, weight_rounds
+from fedapa.analysis.run_reader import Run, Scenario, Trouble, name_of, read_run, scenarios_of
 from fedapa.config.experiment import read_config
 from fedapa.errors import FedapaError, InputError
 from fedapa.store import run_db
@@ -205,7 +205,7 @@ def _course(path: Path) -> tuple[float | None, int, int | None, bool]:
                 seconds = run_db.round_seconds(db)
                 rounds = run_db.meta(db).get("rounds", "")
                 planned = int(rounds) if rounds.isdigit() else None
-                return _median(seconds[-RECENT:]), len(seconds), planned, bool(weight_rounds(db))
+                return _median(seconds[-RECENT:]), len(seconds), planned, bool(run_db.weight_rounds(db))
         return None, 0, read_config(path).run.rounds, False
     except FedapaError:
         return None, 0, None, False

@@ -37,8 +37,6 @@ from fedapa.analysis.run_reader import (
     mean_curve,
     read_json,
     title_of,
-    weight_rounds,
-    weight_rows,
 )
 from fedapa.dashboard.board import Board, Entry, Snapshot
 from fedapa.errors import InputError
@@ -167,7 +165,6 @@ def clients(now: Snapshot, name: str) -> View:
 
     def read(db: sqlite3.Connection) -> View:
         people, totals = clients_of(db), run_db.client_totals(db)
-        (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
         marks = Counter((client, kind) for _, client, kind, _ in run_db.events(db) if client is not None)
         accuracy = {phase: _accuracies(db, phase) for phase in ("before", "after")}
         sure = _exact(db, run_db.meta(db)["evaluated"])
@@ -190,7 +187,7 @@ def clients(now: Snapshot, name: str) -> View:
             }
             for i, client in enumerate(people)
         ]
-        return {"round": None if last is None else last + 1, "gain_round": gain_round, "clients": rows}
+        return {"round": run_db.last_round(db), "gain_round": gain_round, "clients": rows}
 
     return _open(entry, read)
 
@@ -220,7 +217,7 @@ def _interval(sure: tuple[Floats, Floats] | None, i: int) -> list[float] | None:
 
 
 def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
-    rounds = weight_rounds(db)
+    rounds = run_db.weight_rounds(db)
     last = list(matrices(db, clients, rounds[-1])) if rounds else []
     return np.diag(last[0][1]) if last else None
 
@@ -269,7 +266,7 @@ def _percent(correct: int | None, total: int | None) -> float | None:
 
 def _weights_over_rounds(db: sqlite3.Connection, people: Sequence[Client], i: int, most: int = 5) -> View | None:
     """What the client takes from itself, from those it takes most from, and from all others together."""
-    rows = list(weight_rows(db, len(people), i))
+    rows = list(run_db.weight_rows(db, len(people), i))
     if not rows:
         return None
     rows = [rows[k] for k in thinned(len(rows), 2 * MOST_MOMENTS)]
@@ -290,7 +287,7 @@ def weights(now: Snapshot, name: str, round: int | None, known: str = "") -> Vie
     entry = now.entry(name)
 
     def read(db: sqlite3.Connection) -> View:
-        people, rounds = clients_of(db), weight_rounds(db)
+        people, rounds = clients_of(db), run_db.weight_rounds(db)
         likeness = _likeness(tuple(people))
         likeness = {"like": known} if known == likeness["like"] else likeness
         if not rounds:
@@ -329,7 +326,7 @@ def course(now: Snapshot, name: str) -> View:
     entry = now.entry(name)
 
     def read(db: sqlite3.Connection) -> View:
-        people, rounds = clients_of(db), weight_rounds(db)
+        people, rounds = clients_of(db), run_db.weight_rounds(db)
         counts = label_counts(people)
         if not rounds or len(people) > LARGEST_MATRIX:
             return {"rounds": []}

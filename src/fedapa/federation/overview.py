@@ -63,9 +63,9 @@ def _run(path: Path) -> dict[str, Any]:
         for phase in ("before", "after"):
             if curve := run_db.curve(db, phase):
                 row[f"{phase} %"] = curve[-1][1].pooled
-        row["MB"] = db.execute("SELECT coalesce(sum(down_bytes + up_bytes), 0) FROM round").fetchone()[0] / 1e6
-        for kind in ("absent", "refused"):
-            row[kind] = db.execute("SELECT count(*) FROM event WHERE kind=?", (kind,)).fetchone()[0]
+        row["MB"] = run_db.totals(db).moved / 1e6
+        kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
+        row |= {kind: kinds[kind] for kind in ("absent", "refused")}
     return row
 
 

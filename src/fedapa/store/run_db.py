@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -215,6 +215,39 @@ def _final(db: sqlite3.Connection) -> Counts | None:
     return np.array(rows, dtype=np.int64) if rows else None
 
 
+class Totals(NamedTuple):
+    """Sums over all rounds."""
+
+    rounds: int
+    visits: int  # trainings that were accepted
+    moved: int  # bytes down and up
+    seconds: float
+    training_seconds: float
+    server_seconds: float
+
+
+def totals(db: sqlite3.Connection) -> Totals:
+    sums = "sum(trained), sum(down_bytes + up_bytes), sum(seconds), sum(training_seconds), sum(server_seconds)"
+    count, *found = db.execute(f"SELECT count(*), {sums} FROM round").fetchone()
+    return Totals(count, *(value or 0 for value in found))
+
+
+def visit_seconds(db: sqlite3.Connection) -> float:
+    """Seconds of all visits to clients, training or not."""
+    return float(db.execute("SELECT sum(seconds) FROM client_round").fetchone()[0] or 0.0)
+
+
+def client_data(db: sqlite3.Connection) -> list[tuple[str, int, int, int, str]]:
+    """Name, train, test and validation samples, and label counts of every client."""
+    return db.execute("SELECT name, train, test, validation, labels FROM client ORDER BY client").fetchall()
+
+
+def last_round(db: sqlite3.Connection) -> int | None:
+    """The last evaluated round, counted from 1."""
+    (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
+    return None if last is None else int(last) + 1
+
+
 def bytes_per_visit(db: sqlite3.Connection) -> float:
     """Mean bytes down and up of one trained client in one round."""
     row = db.execute("SELECT avg(down_bytes + up_bytes) FROM client_round WHERE trained=1").fetchone()
@@ -243,6 +276,19 @@ def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> 
     for t, shape, blob in db.execute(query, (-1 if round is None else round,)):
         if json.loads(shape) == [clients, clients]:
             yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
+
+
+def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
+    """(round from 1, one client's row of A) without reading the others' rows."""
+    query = "SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE name = 'A' ORDER BY round"
+    for t, shape, blob in db.execute(query, (4 * clients * client + 1, 4 * clients)):
+        if json.loads(shape) == [clients, clients]:
+            yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
+
+
+def weight_rounds(db: sqlite3.Connection) -> list[int]:
+    """The rounds, from 1, in which A was recorded."""
+    return [t + 1 for (t,) in db.execute("SELECT round FROM watched WHERE name = 'A' ORDER BY round")]
 
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:

@@ -68,7 +68,7 @@ def rounds_done(folder: Path) -> int:
     if not run_db.is_begun(folder / "run.db"):
         return 0
     with run_db.reading(folder / "run.db") as db:
-        return int(db.execute("SELECT count(*) FROM round").fetchone()[0])
+        return run_db.totals(db).rounds
 
 
 def refusals(folder: Path) -> str | None:
@@ -77,7 +77,7 @@ def refusals(folder: Path) -> str | None:
         return None
     with run_db.reading(folder / "run.db") as db:
         found = [(t, i, text) for t, i, kind, text in run_db.events(db) if kind == "refused"]
-        visits = len(found) + int(db.execute("SELECT coalesce(sum(trained), 0) FROM round").fetchone()[0])
+        visits = len(found) + run_db.totals(db).visits
     if not found:
         return None
     clients, (t, _, text) = len({i for _, i, _ in found}), found[0]
