@@ -60,10 +60,10 @@ DEFAULTS = {
         "buffer='shared', project_at='send', shared='extractor', order='sequential', top_k=0"
     ),
     "fedapa-exact": (
-        "rule='cut', measure='distance', clear=3.0, patience=5, ridge=0.5, share=0.2, keep=0.5, past=0.0, "
-        "blocks=False, fine_tune=False"
+        "rule='cut', measure='distance', jump_ratio=3.0, patience=5, ridge=0.5, share=0.2, row_ema=0.5, "
+        "server_ema=0.0, per_layer=False, fine_tune=False"
     ),
-    "fedapa-scored": "holdout=0.1, keep=0.5, fine_tune=False",
+    "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, clone, count_bytes, digest
+from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa_exact import CANDIDATES, FedAPAExact, layers
 from fedapa.training.model import build_model
@@ -21,8 +22,8 @@ from fedapa.verify.case import Case
 RULES = ("cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
-    FedAPAExact(blocks=True),
-    FedAPAExact(past=0.5, fine_tune=True),
+    FedAPAExact(per_layer=True),
+    FedAPAExact(server_ema=0.5, fine_tune=True),
 ]
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.tensor([10, 10, 10]))
 
@@ -49,7 +50,7 @@ def start(method: FedAPAExact, clients: int, size: int) -> tuple[Flat, Tree]:
 
 def test_one_round_by_hand() -> None:
     """Clients 0, 1, 2 on a line at 0, 1 and 3: without a ridge client 0 mixes client 1 alone, half of it itself."""
-    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.5, keep=0.5)
+    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.5, row_ema=0.5)
     task, server = start(method, 3, 1)
     new = absorb(method, task, server, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
     assert new["gaps"][0].tolist() == [[0, 1, 9], [1, 0, 4], [9, 4, 0]]
@@ -62,7 +63,7 @@ def test_one_round_by_hand() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_newcomer_by_hand(rule: str) -> None:
     """Clients at 0, 1 and 3: the newcomer starts at 4/3, is mixed by nobody, and then at 1 has a neighbour."""
-    method = FedAPAExact(rule=rule, ridge=0.0, share=0.5, keep=0.0)  # type: ignore[arg-type]
+    method = FedAPAExact(rule=rule, ridge=0.0, share=0.5, row_ema=0.0)  # type: ignore[arg-type]
     task, server = start(method, 3, 1)
     old = absorb(method, task, server, {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([3.0])})
     larger = Flat(4, 1)
@@ -95,7 +96,7 @@ def test_gaps_are_renewed_for_those_who_answered(monkeypatch: pytest.MonkeyPatch
 
 def test_models_are_averaged_over_visits_by_hand() -> None:
     """Client 0 sends 0 and then 8: a quarter of the past leaves it at 6, six away from client 1 who stayed at 0."""
-    method = FedAPAExact(past=0.25)
+    method = FedAPAExact(server_ema=0.25)
     task, server = start(method, 2, 3)
     first = absorb(method, task, server, {0: torch.zeros(3), 1: torch.zeros(3)})
     new = absorb(method, task, first, {0: torch.full((3,), 8.0)})
@@ -158,10 +159,10 @@ def test_the_price_that_the_nearest_neighbour_sets_averages_a_group() -> None:
 
 
 def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
-    method, evenly = FedAPAExact(keep=0.0, patience=0), FedAPAExact(rule="fixed", keep=0.0)
+    method, evenly = FedAPAExact(row_ema=0.0, patience=0), FedAPAExact(rule="fixed", row_ema=0.0)
     task, state = start(method, 5, 2)
     near = {i: torch.tensor([float(i), 0.0]) for i in range(5)}  # from client 0: 1, 4, 9, 16, no jump beyond 4
-    mild = FedAPAExact(keep=0.0, patience=0, clear=4.5)
+    mild = FedAPAExact(row_ema=0.0, patience=0, jump_ratio=4.5)
     assert torch.equal(absorb(mild, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     assert not torch.equal(absorb(method, task, state, near)["A"], absorb(evenly, task, state, near)["A"])
     far = {**near, 4: torch.tensor([1000.0, 0.0])}
@@ -170,7 +171,7 @@ def test_nobody_is_cut_off_where_distances_do_not_jump() -> None:
 
 def test_who_settles_mixes_all_others_evenly_by_hand() -> None:
     """Clients at 0, 1, 1.5 and 8: squared distances from client 3 are 42, 49, 64, from 0 they jump: 1, 2.25, 64."""
-    method = FedAPAExact(rule="settle", keep=0.0, patience=1)
+    method = FedAPAExact(rule="settle", row_ema=0.0, patience=1)
     task, state = start(method, 4, 1)
     ups = {i: torch.tensor([x]) for i, x in enumerate((0.0, 1.0, 1.5, 8.0))}
     first = absorb(method, task, state, ups)
@@ -186,7 +187,7 @@ def test_who_settles_mixes_all_others_evenly_by_hand() -> None:
 
 
 def test_nobody_is_cut_off_before_a_client_was_heard_often_enough() -> None:
-    method = FedAPAExact(keep=0.0, patience=2)
+    method = FedAPAExact(row_ema=0.0, patience=2)
     task, state = start(method, 4, 1)
     ups = {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([1.2]), 3: torch.tensor([90.0])}
     for _ in range(2):
@@ -199,7 +200,7 @@ def test_nobody_is_cut_off_before_a_client_was_heard_often_enough() -> None:
 
 
 def test_the_measure_reaches_the_arithmetic() -> None:
-    method = FedAPAExact(rule="fixed", measure="direction", ridge=0.1, share=0.0, keep=0.0)
+    method = FedAPAExact(rule="fixed", measure="direction", ridge=0.1, share=0.0, row_ema=0.0)
     task, state = start(method, 4, 9)
     ups = {i: torch.randn(9, generator=torch.Generator().manual_seed(i)) * (i + 1) for i in range(4)}
     new = absorb(method, task, state, ups)
@@ -245,7 +246,7 @@ def test_stability_raises_the_ridge_of_a_row_that_jumps() -> None:
 
 
 def test_blocks_are_the_same_rule_layer_by_layer() -> None:
-    method = FedAPAExact(blocks=True)
+    method = FedAPAExact(per_layer=True)
     state = method.init(TASK, 0)[0]
     random = torch.Generator().manual_seed(2)
     ups = [{"theta": state["theta"][0] + torch.randn(TASK.P, generator=random)} for _ in range(3)]
@@ -265,7 +266,7 @@ def test_statistics_of_batch_norm_are_mixed_but_not_measured() -> None:
     task = Task(build_model(model, (2,), 2, "3"), 2, torch.tensor([9, 9]))
     stop = task.model.theta_trainable
     assert stop < task.P
-    for method in (FedAPAExact(), FedAPAExact(blocks=True)):
+    for method in (FedAPAExact(), FedAPAExact(per_layer=True)):
         state, _ = method.init(task, 0)
         up = state["theta"][0].clone()
         up[stop:] += 5.0
@@ -289,7 +290,7 @@ def test_messages_are_fedapas() -> None:
 
 
 def test_messages_made_together_are_the_ones_made_alone() -> None:
-    for method in (FedAPAExact(), FedAPAExact(blocks=True)):
+    for method in (FedAPAExact(), FedAPAExact(per_layer=True)):
         case = Case(method)
         state = case.usual().server
         for i, down in zip((2, 0, 3), method.send_many(case.task, state, [2, 0, 3]), strict=True):
@@ -298,7 +299,7 @@ def test_messages_made_together_are_the_ones_made_alone() -> None:
 
 def test_a_row_is_the_minimiser_of_the_proxy_with_models_held_still() -> None:
     """No other row of the simplex is better, seen from the models instead of the gaps."""
-    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.0, keep=0.0)
+    method = FedAPAExact(rule="fixed", measure="distance", ridge=0.0, share=0.0, row_ema=0.0)
     case = Case(method)
     server, _, ups = case.visits()
     new = method.absorb(case.task, server, [0, 1, 2], [], ups)
@@ -309,3 +310,10 @@ def test_a_row_is_the_minimiser_of_the_proxy_with_models_held_still() -> None:
         tried = np.random.default_rng(i).dirichlet(np.full(len(others), 0.5), 300)
         mixed = torch.from_numpy(tried) @ theta[others]
         assert float((theta[i] - mixed).square().sum(1).min()) >= best - 1e-6
+
+
+@pytest.mark.parametrize(("old", "new"), [("clear", "jump_ratio"), ("keep", "row_ema"), ("steady", "fedapa-exact+ema")])
+def test_old_names_say_what_they_are_called_now(old: str, new: str) -> None:
+    with pytest.raises(InputError, match=f"no hyper-parameter '{old}' any more") as error:
+        make("fedapa-exact", **{old: 0.5})
+    assert new in error.value.hint

@@ -162,6 +162,8 @@ def make(name: str, **settings: Any) -> Method:
     outer = {key: value for key, value in settings.items() if any(key in _own(w) for w in around) and key not in legal}
     settings = {key: value for key, value in settings.items() if key not in outer}
     for key in settings:
+        if key in cls.renamed:
+            raise InputError(f"{name} has no hyper-parameter {key!r} any more", f"renamed to {cls.renamed[key]}")
         if key not in legal:
             close = get_close_matches(key, legal, 1)
             hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(legal) or 'none'}"

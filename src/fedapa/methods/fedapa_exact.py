@@ -1,14 +1,14 @@
 """FedAPA-exact (ours, on FedAPA by Sun et al., IJCAI 2025): the proxy's minimiser instead of a step towards it.
 
 Server: theta [M, P], A [L, M, M], and gaps [L, M, M], all squared distances |theta_j - theta_k|^2, of which every round
-        renews those of the clients who answered. L = 1, or one per layer with ``blocks``.
+        renews those of the clients who answered. L = 1, or one per layer with ``per_layer``.
 Down    theta_bar_i = sum_j a_ij theta_j                                                        (FedAPA's Eq. 5)
 Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
 Up      theta_i                                                        messages, bytes and client code are FedAPA's
-Server  C_i = the clients before the first jump by a factor ``clear`` or more in i's sorted gaps, if there is one and i
-        was heard from more than ``patience`` times; else all
+Server  C_i = the clients before the first jump by a factor ``jump_ratio`` or more in i's sorted gaps, if there is one
+        and i was heard from more than ``patience`` times; else all
         b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
-        s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- keep A_i + (1 - keep) row_i
+        s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- row_ema A_i + (1 - row_ema) row_i
 
 The program is b' K b with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other
 rules, kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
@@ -22,10 +22,10 @@ rules, kept for comparison (docs/beyond.md has the figures, and why distances in
 
 Notes:
 - Rows change only for clients that answered. Who was never heard from is mixed by nobody and keeps e_i.
-- ``keep`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
-- ``past`` averages models over visits: theta_i <- past theta_i + (1 - past) upload from the second visit on. Distances,
-  rows and mixtures are then those of the averages.
-- ``blocks``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
+- ``row_ema`` averages rows over rounds: A_i = e_i at first, so that a half of the first row is the client's own.
+- ``server_ema`` averages models over visits: theta_i <- server_ema theta_i + (1 - server_ema) upload from the second
+  visit on. Distances, rows and mixtures are then those of the averages.
+- ``per_layer``: a layer is a module with parameters of its own, as in pFedLA; gaps, rows and mixing are per layer.
 - Statistics of BatchNorm are mixed with their layer and not measured.
 - Watched every round: A (mean over blocks), the effective number of collaborators 1 / sum_j a_ij^2, groups.
 - Evaluated: [theta_bar_i; phi_i], the mixture as it arrives, which held-out data prefer (docs/beyond.md); with
@@ -35,7 +35,7 @@ Notes:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, Literal
@@ -60,10 +60,17 @@ STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal ch
 @dataclass(frozen=True)
 class FedAPAExact(Method):
     together: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {
+        "clear": "jump_ratio",
+        "keep": "row_ema",
+        "past": "server_ema",
+        "blocks": "per_layer",
+        "steady": "decay of fedapa-exact+ema",
+    }
 
     rule: Rule = hyper("cut", "how collaborators, ridge and self share of every client are found")
     measure: Measure = hyper("distance", "compare models by their distance, or by the direction in which they went")
-    clear: float = hyper(
+    jump_ratio: float = hyper(
         3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.01, search="1.5..6"
     )
     patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle)", 0)
@@ -71,9 +78,9 @@ class FedAPAExact(Method):
         0.5, "lambda in units of the mean squared distance to collaborators", 0.0, search="log:0.05..5"
     )
     share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0, search="0..0.8")
-    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
-    past: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
-    blocks: bool = hyper(False, "rows of their own for every layer")
+    row_ema: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
+    server_ema: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
+    per_layer: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
@@ -96,7 +103,7 @@ class FedAPAExact(Method):
 
     def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
         A, theta = server["A"][:, list(ids)], server["theta"]
-        if not self.blocks:
+        if not self.per_layer:
             return [{"theta": mixed} for mixed in weights.mix(A[0], theta)]
         mixed = [torch.empty(task.P) for _ in ids]
         for piece, block in layers(task):
@@ -113,7 +120,7 @@ class FedAPAExact(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
-        past = self.past * (server["heard"][own] > 0) if self.past else None
+        past = self.server_ema * (server["heard"][own] > 0) if self.server_ema else None
         ahead, fresh = weights.renew(theta, own, [up["theta"] for up in ups], self._pieces(task), past)
         new = {key: value.clone() for key, value in server.items() if key != "theta"} | {"theta": theta}
         new["gaps"][:, own] = fresh
@@ -122,7 +129,7 @@ class FedAPAExact(Method):
         for block in range(len(ahead)):
             for k, i in enumerate(ids):
                 row = self._row(server, new, block, i, ahead[block, k])
-                new["A"][block, i] = self.keep * server["A"][block, i] + (1 - self.keep) * row.float()
+                new["A"][block, i] = self.row_ema * server["A"][block, i] + (1 - self.row_ema) * row.float()
         return new
 
     def admit(self, task: Task, server: Tree) -> Tree:
@@ -143,10 +150,10 @@ class FedAPAExact(Method):
     def watch(self, server: Tree) -> Tree:
         A = server["A"].mean(0)
         found = {"A": A, "collaborators": exact_weights.collaborators(A), "groups": exact_weights.groups(A)}
-        return found | ({"blocks": server["A"]} if self.blocks else {})
+        return found | ({"layers": server["A"]} if self.per_layer else {})
 
     def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0, past=0.0)}
+        return {"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)}
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
@@ -155,7 +162,7 @@ class FedAPAExact(Method):
             return exact_weights.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
         if self.rule in ("cut", "settle") and new["heard"][i] > self.patience:
-            everybody, known = known, exact_weights.companions(gaps, i, known, self.clear)
+            everybody, known = known, exact_weights.companions(gaps, i, known, self.jump_ratio)
             if self.rule == "settle" and torch.equal(known, everybody):
                 ridge = math.inf
         return exact_weights.shared(exact_weights.of_others(gaps, i, known, ridge), i, share)
@@ -213,7 +220,7 @@ class FedAPAExact(Method):
     def _pieces(self, task: Task) -> weights.Pieces:
         """Which columns are measured together; statistics of BatchNorm are not."""
         stop = task.model.theta_trainable
-        found = layers(task) if self.blocks else [(slice(0, stop), 0), (slice(stop, task.P), 0)]
+        found = layers(task) if self.per_layer else [(slice(0, stop), 0), (slice(stop, task.P), 0)]
         return [(piece, block if piece.stop <= stop else weights.UNMEASURED) for piece, block in found]
 
 

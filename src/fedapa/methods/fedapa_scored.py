@@ -22,7 +22,7 @@ Notes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,12 +43,13 @@ STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
 @dataclass(frozen=True)
 class FedAPAScored(Method):
+    renamed: ClassVar[Mapping[str, str]] = {"keep": "row_ema"}
     adapts: ClassVar[bool] = True
 
     holdout: float = hyper(
         0.1, "share of a client's samples that scores and never trains", 0.0, 0.9, search="0.1,0.2,0.3"
     )
-    keep: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
+    row_ema: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
     @property
@@ -100,7 +101,7 @@ class FedAPAScored(Method):
 
     @property
     def _exact(self) -> FedAPAExact:
-        return FedAPAExact(keep=self.keep)
+        return FedAPAExact(row_ema=self.row_ema)
 
     def _parts(self, local: Local) -> tuple[Tensor, Tensor]:
         """Which samples train and which score; the same in every round."""

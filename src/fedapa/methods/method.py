@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -36,6 +36,7 @@ class Method(ABC):
 
     # What the law suite has to know about a method.
     regularisers: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
+    renamed: ClassVar[Mapping[str, str]] = {}  # old names of hyper-parameters, and what they are called now
     resting: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that need not move in every run
     together: ClassVar[bool] = False  # ``send_many`` costs less than as many times ``send``
     adapts: ClassVar[bool] = False  # training starts from something made of what arrived (FedALA), not from it as it is
