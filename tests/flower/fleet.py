@@ -14,7 +14,7 @@ from fedapa.config.load import check, dump
 from fedapa.core.tree import digest
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.messages import Outgoing, Terms
-from fedapa.federation.remote_transport import Grid, Lost, Node, Patience
+from fedapa.federation.remote_transport import Node, RemoteTransport, RetryPolicy, SessionLost
 from fedapa.federation.site_agent import Agreed, agree, shared_data
 from fedapa.rounds import loop
 from fedapa.rounds.loop import RoundLog
@@ -125,13 +125,15 @@ class Clock:
         self.now += seconds
 
 
-def grid(session: Direct, terms: Terms, patience: Patience | None = None) -> Grid:
+def grid(session: Direct, terms: Terms, patience: RetryPolicy | None = None) -> RemoteTransport:
     clock = Clock()
     places = [100 + k for k in range(len(terms.names))]
-    return Grid(session, terms, lambda: places, patience, None, clock, clock.sleep)
+    return RemoteTransport(session, terms, lambda: places, patience, None, clock, clock.sleep)
 
 
-def over_grid(transport: Grid, terms: Terms, folder: Path | None = None, limits: Limits | None = LIMITS) -> Result:
+def over_grid(
+    transport: RemoteTransport, terms: Terms, folder: Path | None = None, limits: Limits | None = LIMITS
+) -> Result:
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
     like = loop.Expected(method, task, sample(terms), limits)
@@ -204,7 +206,7 @@ def server_digest(result: Result) -> str:
     return digest(result.state.server)
 
 
-def client_digests(result: Result, run: Grid | None = None) -> list[str]:
+def client_digests(result: Result, run: RemoteTransport | None = None) -> list[str]:
     """Of every client's last accepted state; empty for one that never trained."""
     if run is not None:
         return [standing.digest for standing in run.standings]
@@ -216,4 +218,4 @@ def scores(logs: list[RoundLog]) -> list[list[list[int]]]:
     return [[log.before.tolist(), log.after.tolist()] for log in logs if log.before is not None]
 
 
-__all__ = ["Agreed", "Lost", "replace"]
+__all__ = ["Agreed", "SessionLost", "replace"]

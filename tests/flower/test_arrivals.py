@@ -11,7 +11,7 @@ from fedapa.core.tree import digest
 from fedapa.errors import RunError
 from fedapa.federation.enrolment import AGREED, read_agreement
 from fedapa.federation.registry import Enrolled
-from fedapa.federation.remote_transport import Lost, Node, _from_record
+from fedapa.federation.remote_transport import Node, SessionLost, _from_record
 from fedapa.federation.run_federation import play_over
 from fedapa.methods.catalogue import METHODS
 from fedapa.store import checkpoint, run_db, run_folder
@@ -192,7 +192,7 @@ def test_a_newcomer_that_does_not_answer_holds_nobody_up(failure, tmp_path):
 
         def pull(self, ids):
             if failure == "lost" and not self.renewed and self.questions:
-                raise Lost
+                raise SessionLost
             return super().pull(ids)
 
     session, path = Silent(make_sites(tmp_path)), make_run(tmp_path / "run")

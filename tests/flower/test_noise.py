@@ -22,7 +22,7 @@ from fedapa.config.experiment import read_config as read_run
 from fedapa.config.load import load
 from fedapa.core.tree import Tree, digest
 from fedapa.federation import manifest, messages, releases
-from fedapa.federation.messages import Answer, Ask, Description, Terms
+from fedapa.federation.messages import Description, Terms, TrainReply, TrainRequest
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.releases import COUNTED
 from fedapa.federation.run_federation import play_over
@@ -49,8 +49,8 @@ def opened(folder: Path, i: int = 0) -> Site:
     return Site.open(folder / NAMES[i])
 
 
-def ask_of(i: int = 0, round: int = 0, accepted: int = 0, state: str = "", keep_from: int = 0) -> Ask:
-    return Ask(NAMES[i], i, round, True, True, False, accepted, state, keep_from)
+def ask_of(i: int = 0, round: int = 0, accepted: int = 0, state: str = "", keep_from: int = 0) -> TrainRequest:
+    return TrainRequest(NAMES[i], i, round, True, True, False, accepted, state, keep_from)
 
 
 def sent_by(server: int, terms: Terms) -> Tree:
@@ -59,7 +59,7 @@ def sent_by(server: int, terms: Terms) -> Tree:
     return method.send(task, state, server)
 
 
-def upload(site: Site, terms: Terms, ask: Ask, down: Tree | None = None) -> tuple[Answer, Tree]:
+def upload(site: Site, terms: Terms, ask: TrainRequest, down: Tree | None = None) -> tuple[TrainReply, Tree]:
     answer, up = site.visit(terms, ask, sent_by(ask.client, terms) if down is None else down)
     assert up is not None, answer.fault
     return answer, up
@@ -99,7 +99,7 @@ def guesses(terms: Terms, count: int, round: int = 0, i: int = 0) -> list[np.nda
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Terms, Answer, Tree]:
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Terms, TrainReply, Tree]:
     folder, terms = tmp_path_factory.mktemp("first"), noised_terms()
     make_sites(folder)
     return terms, *upload(opened(folder), terms, ask_of())
@@ -108,7 +108,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Terms, Answer, Tree
 # ---------------------------------------------------------------------------------------- what the server knows
 
 
-def test_what_the_server_knows_does_not_predict_the_noise(first: tuple[Terms, Answer, Tree]) -> None:
+def test_what_the_server_knows_does_not_predict_the_noise(first: tuple[Terms, TrainReply, Tree]) -> None:
     terms, _, up = first
     noise = noise_in(up, terms)
     assert noise.std() == pytest.approx(1.0, rel=0.05)
@@ -128,7 +128,7 @@ def test_the_same_coordinator_finds_seeded_noise(tmp_path: Path, monkeypatch: py
     assert np.abs(noise - found).max() < 1e-4
 
 
-def test_the_digest_of_the_state_does_not_confirm_a_guess_at_the_rows(first: tuple[Terms, Answer, Tree]) -> None:
+def test_the_digest_of_the_state_does_not_confirm_a_guess_at_the_rows(first: tuple[Terms, TrainReply, Tree]) -> None:
     """A coordinator that has guessed all rows can train on them; the digest must not tell it that it guessed right."""
     terms, answer, up = first
     record, _ = played(terms, 0)
@@ -404,7 +404,7 @@ SAID = {
 
 def test_all_that_a_site_says_beside_its_upload_is_listed() -> None:
     """A new field of an answer must be listed, or hold nothing of the rows (digest and fingerprint: tests above)."""
-    assert {field.name for kind in (Answer, Description) for field in fields(kind)} == SAID.keys()
+    assert {field.name for kind in (TrainReply, Description) for field in fields(kind)} == SAID.keys()
     told = "; ".join(NOT_COVERED)
     assert [words for words in SAID.values() if words is not None and words not in told] == []
     assert "number of train rows (n)" in told

@@ -163,11 +163,11 @@ def test_one_site_that_did_not_allow_it_is_named_before_the_run(tmp_path, module
 
 def test_what_was_not_allowed_is_not_even_imported(tmp_path, module):
     """By a coordinator that skips the question, too."""
-    from fedapa.federation.messages import Ask
+    from fedapa.federation.messages import TrainRequest
 
     (kit, *_) = make_sites(tmp_path / "sites")
     terms, site = replace(terms_of(config_text()), config=with_model(module)), Site.open(kit)
-    answer, up = site.visit(terms, Ask("amber", 0, 0, True, False, False, 0, "", 0), {"theta": torch.zeros(3)})
+    answer, up = site.visit(terms, TrainRequest("amber", 0, 0, True, False, False, 0, "", 0), {"theta": torch.zeros(3)})
     assert "is not allowed at amber" in answer.fault
     assert up is None
     assert "clinic_models" not in sys.modules

@@ -20,7 +20,7 @@ from flwr.app import Error, Message
 from hardship import disk
 
 from fedapa.errors import RunError
-from fedapa.federation.remote_transport import Lost, Node, Patience
+from fedapa.federation.remote_transport import Node, RetryPolicy, SessionLost
 from fedapa.federation.site_store import Store
 
 
@@ -52,7 +52,9 @@ class Failing(Losing):
 
 def test_stragglers_are_left_out_and_counted(tmp_path):
     terms = terms_of(config_text(participation=(1.0, 1.0)))
-    transport = grid(Losing(make_sites(tmp_path), lambda t, i, _: (t, i) == (1, 2)), terms, Patience(round_timeout=30))
+    transport = grid(
+        Losing(make_sites(tmp_path), lambda t, i, _: (t, i) == (1, 2)), terms, RetryPolicy(round_timeout=30)
+    )
     there = over_grid(transport, terms)
     here = in_process(terms, frozenset({(1, 2)}))
     assert server_digest(there) == server_digest(here)
@@ -108,7 +110,7 @@ def test_a_site_that_stays_away_is_not_waited_for_longer_than_agreed(tmp_path):
             return super().nodes() | {101: Node(False, 0.0)}
 
     terms = terms_of(config_text(participation=(1.0, 1.0)))
-    transport = grid(Away(make_sites(tmp_path)), terms, Patience(rejoin=20))
+    transport = grid(Away(make_sites(tmp_path)), terms, RetryPolicy(rejoin=20))
     there = over_grid(transport, terms)
     assert server_digest(there) == server_digest(in_process(terms, frozenset({(t, 1) for t in range(3)})))
     assert "was offline for 20 s" in there.logs[0].events[0].text
@@ -172,7 +174,7 @@ def test_a_lost_session_sends_again_what_was_not_answered(tmp_path):
         def pull(self, ids):
             if self.renewed == 0 and len(self.pushed) > 5:
                 self.replies.clear()
-                raise Lost
+                raise SessionLost
             return super().pull(ids)
 
     terms = terms_of(config_text(participation=(1.0, 1.0)))
@@ -199,7 +201,7 @@ def test_replies_to_other_messages_and_second_replies_change_nothing(tmp_path):
 def test_too_few_uploads_stop_the_run_to_be_resumed(tmp_path):
     terms = terms_of(config_text(participation=(1.0, 1.0)))
     lost = Losing(make_sites(tmp_path / "sites"), lambda t, i, _: t == 2 and i > 0)
-    patience = Patience(min_replies=3, quorum_timeout=100)
+    patience = RetryPolicy(min_replies=3, quorum_timeout=100)
     (tmp_path / "run").mkdir()
     with pytest.raises(RunError, match="too few sites answered: 2 more"):
         over_grid(grid(lost, terms, patience), terms, tmp_path / "run")

@@ -17,7 +17,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.federation import messages
 from fedapa.federation.messages import Description, Incoming, Outgoing, Question, Terms, Unsound
 from fedapa.federation.registry import Enrolled
-from fedapa.federation.remote_transport import Lost, Session
+from fedapa.federation.remote_transport import Session, SessionLost
 from fedapa.rounds.membership import Newcomer
 from fedapa.store.checkpoint import write_json
 
@@ -66,7 +66,7 @@ def write_agreement(folder: Path, agreement: Agreement) -> None:
     write_json(folder / AGREED, asdict(agreement))
 
 
-class Arrivals:
+class Enrolment:
     """The gate of a run with real sites."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Arrivals:
         try:
             self._ask()
             return self._heard()
-        except Lost:
+        except SessionLost:
             self.session.renew()
             self._asked.clear()
             return []

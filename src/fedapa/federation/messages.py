@@ -83,7 +83,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Ask:
+class TrainRequest:
     """One visit. ``accepted`` and ``digest`` name the state that the site must start from."""
 
     site: str
@@ -98,7 +98,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrainReply:
     run: str
     site: str
     round: int

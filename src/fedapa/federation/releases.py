@@ -19,16 +19,16 @@ import torch
 
 from fedapa.core.tree import Tree, digest
 from fedapa.errors import RunError
-from fedapa.federation.messages import Answer, Ask
+from fedapa.federation.messages import TrainReply, TrainRequest
 from fedapa.federation.site_store import UPLOAD
 from fedapa.store.atomic_io import write_json
 from fedapa.store.checkpoint import read_tree, write_tree
 
 COUNTED = "releases.json"
-Upload = tuple[Answer, Tree | None]
+Upload = tuple[TrainReply, Tree | None]
 
 
-def request_of(ask: Ask, down: Tree) -> str:
+def request_of(ask: TrainRequest, down: Tree) -> str:
     """Names a training: the same state, round and model from the server are the same request."""
     return hashlib.sha256(f"{ask.round} {ask.accepted} {ask.digest} {digest(down)}".encode()).hexdigest()
 
@@ -40,7 +40,7 @@ class Releases:
         self.place, self.most = place, most
         self._config = hashlib.sha256(config.encode()).hexdigest()
 
-    def answer(self, ask: Ask, down: Tree, draw: Callable[[], Upload]) -> Upload:
+    def answer(self, ask: TrainRequest, down: Tree, draw: Callable[[], Upload]) -> Upload:
         """What was kept for this request, else what ``draw`` makes, which is kept and counted first."""
         request, counted = request_of(ask, down), self._counted()
         path = self.place / UPLOAD.format(ask.round + 1, request[:16])
@@ -80,11 +80,11 @@ class Releases:
         write_json(self.place / COUNTED, {"config": self._config, "requests": requests})
 
 
-def _to_tree(answer: Answer, up: Tree | None) -> Tree:
+def _to_tree(answer: TrainReply, up: Tree | None) -> Tree:
     words = torch.tensor(list(json.dumps(asdict(answer)).encode()), dtype=torch.uint8)
     return {"answer": words, **{f"up/{name}": leaf for name, leaf in (up or {}).items()}}
 
 
 def _from_tree(tree: Tree) -> Upload:
-    answer = Answer(**json.loads(bytes(tree["answer"].tolist())))
+    answer = TrainReply(**json.loads(bytes(tree["answer"].tolist())))
     return answer, {name.removeprefix("up/"): leaf for name, leaf in tree.items() if name != "answer"}

@@ -20,7 +20,7 @@ import torch
 from fedapa.core.tree import Tree
 from fedapa.errors import RunError
 from fedapa.federation import messages
-from fedapa.federation.messages import Answer, Ask, Incoming, Outgoing, Terms, Unsound
+from fedapa.federation.messages import Incoming, Outgoing, Terms, TrainReply, TrainRequest, Unsound
 from fedapa.rounds.evaluation import Score
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.transport import Record, Reply, Request
@@ -31,7 +31,7 @@ POLL = 0.5  # seconds between two looks for replies; a node looks for messages e
 LOOK = 2.0  # seconds between two looks at who is online
 
 
-class Lost(Exception):
+class SessionLost(Exception):
     """The engine no longer knows this session's messages: a new session must send them again."""
 
 
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class Session(Protocol):
-    """What carries messages, for as long as it lasts. Every call may raise ``Lost``."""
+    """What carries messages, for as long as it lasts. Every call may raise ``SessionLost``."""
 
     def push(self, message: Outgoing) -> str:
         """Hand a message over; its id, or nothing where it was not taken."""
@@ -53,11 +53,11 @@ class Session(Protocol):
         """Who is there."""
 
     def renew(self) -> None:
-        """Begin again after ``Lost``; raises RunError if that cannot be done."""
+        """Begin again after ``SessionLost``; raises RunError if that cannot be done."""
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """Timeouts, retries and quarantine limits."""
 
     round_timeout: float = 600.0  # seconds for all answers of one exchange
@@ -70,7 +70,7 @@ class Patience:
 
 
 @dataclass
-class Standing:
+class SiteState:
     """What the server knows of one site."""
 
     accepted: int = 0
@@ -90,7 +90,7 @@ class Waiting:
     problems: list[str] = field(default_factory=list)
 
 
-class Grid:
+class RemoteTransport:
     """Sites behind a session. ``places`` are their numbers there, None for a site that is gone for good."""
 
     def __init__(
@@ -98,15 +98,15 @@ class Grid:
         session: Session,
         terms: Terms,
         places: Callable[[], Sequence[int | None]],
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         tests: Sequence[tuple[int, int]] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.session, self.terms, self.places = session, terms, places
-        self.patience, self.tests = patience or Patience(), tests
+        self.patience, self.tests = patience or RetryPolicy(), tests
         self._clock, self._sleep = clock, sleep
-        self.standings = [Standing() for _ in terms.names]
+        self.standings = [SiteState() for _ in terms.names]
         self._pending: dict[int, tuple[int, str]] = {}
         self._uploaded: set[int] = set()
         # Tags of the checkpoints that may still be read: the newest two, and one that is being written.
@@ -129,7 +129,7 @@ class Grid:
 
     def commit(self, clients: Sequence[int]) -> None:
         for i in clients:
-            self.standings[i] = Standing(*self._pending[i])
+            self.standings[i] = SiteState(*self._pending[i])
         for i in self._uploaded - set(clients):
             self.standings[i].refusals += 1
         self._uploaded.clear()
@@ -138,7 +138,7 @@ class Grid:
     def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
         """One site more; from now on all others are told of it, too."""
         self.terms = replace(self.terms, names=list(task.names), sizes=task.sizes.tolist())
-        self.standings.append(Standing())
+        self.standings.append(SiteState())
         if self.tests is not None:
             self.tests = [*self.tests, (newcomer.test, newcomer.validation)]
         for tags in self._safe:
@@ -171,7 +171,7 @@ class Grid:
                         needed -= reply.up is not None
                         del waiting[i]
                         yield reply
-            except Lost:
+            except SessionLost:
                 self.session.renew()
                 for entry in waiting.values():
                     entry.message = ""
@@ -212,7 +212,7 @@ class Grid:
     def _message(self, request: Request, place: int) -> Outgoing:
         standing, i = self.standings[request.client], request.client
         keep_from = min(tags[i] for tags in self._safe) if len(self._safe) == self._safe.maxlen else 0
-        ask = Ask(
+        ask = TrainRequest(
             self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
             standing.accepted, standing.digest, keep_from,
         )  # fmt: skip
@@ -256,10 +256,10 @@ class Grid:
         fault = f"could not answer: {messages.plain(answer.fault, 500)}" if answer.fault else None
         return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
 
-    def _checked(self, request: Request, message: Incoming) -> tuple[Answer, Tree | None]:
+    def _checked(self, request: Request, message: Incoming) -> tuple[TrainReply, Tree | None]:
         """An answer to this request, from this site, of this run; the tensors are the loop's to judge."""
         i = request.client
-        answer = messages.read(Answer, message.record("answer"))
+        answer = messages.read(TrainReply, message.record("answer"))
         for what, is_, should in (
             ("run", answer.run, self.terms.run),
             ("site", answer.site, self.terms.names[i]),
@@ -308,13 +308,13 @@ def _is_digest(text: str) -> bool:
     return False
 
 
-def _to_record(standing: Standing) -> Record:
+def _to_record(standing: SiteState) -> Record:
     digest = torch.from_numpy(np.frombuffer(bytes.fromhex(standing.digest or "00" * 32), dtype=np.uint8).copy())
     counts = torch.tensor([standing.accepted, standing.refusals], dtype=torch.int64)
     return Record({"standing": counts, "digest": digest}, {})
 
 
-def _from_record(record: Record) -> Standing:
+def _from_record(record: Record) -> SiteState:
     counts: Any = record.state["standing"].tolist()
     digest = bytes(record.state["digest"].tolist()).hex() if counts[0] else ""
-    return Standing(counts[0], digest, counts[1])
+    return SiteState(counts[0], digest, counts[1])

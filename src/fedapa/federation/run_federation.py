@@ -14,10 +14,10 @@ from fedapa.config.experiment import config_hash
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
 from fedapa.federation import enrolment
-from fedapa.federation.enrolment import NEVER, Agreement, Arrivals, Members, places, read_agreement
+from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
 from fedapa.federation.messages import DTYPES, Description, Terms
 from fedapa.federation.registry import Enrolled
-from fedapa.federation.remote_transport import POLL, Grid, Lost, Patience, Session
+from fedapa.federation.remote_transport import POLL, RemoteTransport, RetryPolicy, Session, SessionLost
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
@@ -38,7 +38,7 @@ def play_over(
         text = (folder / CONFIG).read_text(encoding="utf-8")
         agreement = make_agreement(session, members(), config, text)
         enrolment.write_agreement(folder, agreement)
-    gate = Arrivals(session, members, folder, agreement, config.federation.late_sites)
+    gate = Enrolment(session, members, folder, agreement, config.federation.late_sites)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
@@ -47,7 +47,9 @@ def play_over(
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
     like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
     tests = [(found.test, found.validation) for found in described]
-    transport = Grid(session, terms, lambda: places(members(), transport.terms.names), patience(config), tests)
+    transport = RemoteTransport(
+        session, terms, lambda: places(members(), transport.terms.names), patience(config), tests
+    )
     meta = {
         "label": config.methods[0],
         "seed": str(plan.seed),
@@ -66,9 +68,9 @@ def play_over(
     )  # fmt: skip
 
 
-def patience(config: Config) -> Patience:
+def patience(config: Config) -> RetryPolicy:
     f = config.federation
-    return Patience(
+    return RetryPolicy(
         f.round_timeout, f.rejoin, f.retries, f.min_replies, f.quorum_timeout, f.quarantine_after,
         f.max_upload_mb * 2**20,
     )  # fmt: skip
@@ -117,7 +119,7 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
                 owner = open_.pop(message.reply_to, None)
                 if owner is not None and not enrolment.is_away(message):  # whose answer was cut off is asked again
                     found[owner.name] = enrolment.described_by(owner, message)
-        except Lost:
+        except SessionLost:
             session.renew()
             open_.clear()
         time.sleep(POLL)

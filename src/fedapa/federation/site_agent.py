@@ -24,7 +24,7 @@ from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.federation import manifest
 from fedapa.federation.kit import Kit, read_kit
-from fedapa.federation.messages import Answer, Ask, Description, Terms
+from fedapa.federation.messages import Description, Terms, TrainReply, TrainRequest
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_store import Store
 from fedapa.methods.catalogue import make
@@ -149,15 +149,15 @@ class Site:
             native_kernel(split, data) is not None,
         )  # fmt: skip
 
-    def visit(self, terms: Terms, ask: Ask, down: Tree) -> tuple[Answer, Tree | None]:
+    def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
         """Do what is asked. The new state is on the disk before the upload is on its way."""
-        blank = Answer(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
+        blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
         try:
             return self._visit(terms, ask, down, blank)
         except FedapaError as error:
             return replace(blank, fault=error.message), None
 
-    def _visit(self, terms: Terms, ask: Ask, down: Tree, blank: Answer) -> tuple[Answer, Tree | None]:
+    def _visit(self, terms: Terms, ask: TrainRequest, down: Tree, blank: TrainReply) -> tuple[TrainReply, Tree | None]:
         torch.set_num_threads(1)  # as in a simulation, whose bits these are
         self._check_name(ask.site)
         agreed, data = self._agree(terms, ask.client)
@@ -170,8 +170,8 @@ class Site:
         return releases.answer(ask, down, train)
 
     def _train(
-        self, terms: Terms, ask: Ask, down: Tree, blank: Answer, agreed: Agreed, data: ClientData
-    ) -> tuple[Answer, Tree | None]:
+        self, terms: Terms, ask: TrainRequest, down: Tree, blank: TrainReply, agreed: Agreed, data: ClientData
+    ) -> tuple[TrainReply, Tree | None]:
         method, task, plan = agreed
         record = self._record(method, task, plan.seed, terms.run, ask)
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
@@ -194,7 +194,7 @@ class Site:
         )
         return answer, reply.up if digest else None
 
-    def _record(self, method: Method, task: Task, seed: int, run: str, ask: Ask) -> Record:
+    def _record(self, method: Method, task: Task, seed: int, run: str, ask: TrainRequest) -> Record:
         if ask.accepted == 0:
             return Record(method.init(task, seed)[1], {})
         return self.store.load(run, ask.accepted, ask.digest)

@@ -7,8 +7,8 @@ scaled      the update is multiplied by ``factor``
 An update is every tensor of an upload that has the name and the shape of one that was sent down: models. Numbers of
 samples and statistics of classes stay true. The attackers' own models go on from what they really learnt.
 
-Uploads are held to the bounds of a real federation (run/guard.py). Those let all three pass: shapes and counts are
-right, and a norm may be a hundred times that of what was sent. They stop only what grows without end.
+Uploads are held to the bounds of a real federation (rounds/upload_limits.py). Those let all three pass: shapes and
+counts are right, and a norm may be a hundred times that of what was sent. They stop only what grows without end.
 """
 
 from __future__ import annotations

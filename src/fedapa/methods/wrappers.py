@@ -13,9 +13,9 @@ noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` 
            added at the client: the server never sees it clean. Protects a client's whole contribution to its uploads:
            (epsilon, delta) against whoever sees all of them, the server included, compared with a client that had
            sent no change. What it does not cover is listed in privacy.py. At a real site the noise comes from the
-           operating system's entropy, is drawn once for a request and kept beside the state (flower/releases.py); so
-           a real run has other bits than its simulation. In a simulation it comes from the run's seed and protects
-           nobody. Models are the worse for the noise.
+           operating system's entropy, is drawn once for a request and kept beside the state (federation/releases.py).
+           So a real run has other bits than its simulation. In a simulation it comes from the run's seed and
+           protects nobody. Models are the worse for the noise.
 ema        the model in use is the running mean of the client's own models after training: m <- m + w (model - m) after
            every visit, w = max(1 / visits, 1 - decay), which is the plain mean at first. Uploads, training and server
            stay as they are. A client that never trained is shown what arrives, because it has no mean yet.

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedapa.federation import messages
 from fedapa.federation.kit import KIT
-from fedapa.federation.messages import Ask, Question, Terms
+from fedapa.federation.messages import Question, Terms, TrainRequest
 from fedapa.federation.site_agent import Site
 from fedapa.federation.site_status import complain, note
 from fedapa.transports.flower.serialization import pack, unpack
@@ -35,7 +35,7 @@ def folder_of(context: Context) -> Path:
 def train(message: Message, context: Context) -> Message:
     """A visit, with or without training."""
     folder, content = folder_of(context), message.content
-    terms, ask = messages.read(Terms, content.get("terms")), messages.read(Ask, content.get("ask"))
+    terms, ask = messages.read(Terms, content.get("terms")), messages.read(TrainRequest, content.get("ask"))
     answer, up = open_site(folder).visit(terms, ask, unpack(content.get("down")))
     facts = {"run": terms.run, "round": ask.round + 1, "trained": answer.trained, "fault": answer.fault}
     note(folder, state="ready", **facts)

@@ -49,7 +49,7 @@ from fedapa.config.experiment import read_config
 from fedapa.errors import RunError
 from fedapa.federation.messages import Outgoing
 from fedapa.federation.registry import Coordinator
-from fedapa.federation.remote_transport import Lost, Node
+from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
 from fedapa.simulation import Progress, Result
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
@@ -292,11 +292,11 @@ class FlowerSession:
             runtime.close()
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Through an absence of the SuperLink; ``Lost`` here means that the run just begun was lost, too."""
+        """Through an absence of the SuperLink; ``SessionLost`` here means that the run just begun was lost, too."""
         while True:
             try:
                 return self._call(work)
-            except Lost:
+            except SessionLost:
                 time.sleep(1.0)
 
     def _call(self, work: Callable[[], T]) -> T:
@@ -305,10 +305,10 @@ class FlowerSession:
             try:
                 return work()
             except RunNotRunningException as error:
-                raise Lost from error
+                raise SessionLost from error
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < 500:
-                    raise Lost from error
+                    raise SessionLost from error
                 problem: Exception = error
             except (httpx.TransportError, ValueError) as error:
                 problem = error
