@@ -110,7 +110,8 @@ def test_whose_momentum_stays(name: str) -> None:
     server, client = method.init(task, 0)
     local, down = Local(task, 0, 0, 0, make_data()[0]), method.send(task, server, 0)
     method.train(task, method.receive(task, client, down, local), down, local)
-    kept = {"main/theta", "main/phi"} | ({"main/p"} if name == "apple" else set())
+    place = "personal" if name == "ditto" else "main"
+    kept = {f"{place}/theta", f"{place}/phi"} | ({"main/p"} if name == "apple" else set())
     assert set(local.memory) == (kept if name in GOES_ON.split() else set())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from three_clients import make_data, make_task, net, omega, visit
@@ -31,18 +32,20 @@ def descend(w: Tensor, v: Tensor, split: Split, steps: int, lam: float = 0.0, an
     return w, v
 
 
-def test_two_rounds_by_hand_momentum_stays_with_the_personal_model():
-    task, data, method = make_task(lr=0.05, epochs=2), make_data(), Ditto(lam=0.8)
+@pytest.mark.parametrize("keep", ["auto", True])
+def test_two_rounds_by_hand_each_model_with_its_own_momentum(keep):
+    """By default momentum stays with the personal model alone; kept for both, each has its own."""
+    task, data, method = make_task(lr=0.05, epochs=2, keep_momentum=keep), make_data(), Ditto(lam=0.8)
     server, state = method.init(task, 1)
     w, personal = server["omega"], omega(state)
-    personal_push, memory = torch.zeros_like(w), {}
+    w_push, personal_push, memory = torch.zeros_like(w), torch.zeros_like(w), {}
     for t in range(2):
         local = Local(task, 0, t, 0, data[0], memory)
         down = method.send(task, server, 0)
         state, up = method.train(task, method.receive(task, state, down, local), down, local)
         memory = local.memory
         personal, personal_push = descend(personal, personal_push, data[0], 2, 0.8, w)
-        w, _ = descend(w, torch.zeros_like(w), data[0], 2)
+        w, w_push = descend(w, w_push if keep is True else torch.zeros_like(w), data[0], 2)
         torch.testing.assert_close(omega(state), personal, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(up["omega"], w, atol=1e-6, rtol=1e-5)
         server = method.absorb(task, server, [0], [down], [up])

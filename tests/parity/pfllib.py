@@ -85,7 +85,7 @@ CASES = (
     ),
     Case("FedALA", "-et 1.0 -s 100 -p 2", "fedala", {"s": 100.0}, (*WHOLE, "mixing weights")),
     Case("FedProto", "-lam 1.0", "fedproto", PROTO, ("client models", "prototypes"), epochs=1, first=1),
-    Case("FedDBE", "-mo 1.0 -klw 5.0", "dbe", {"kappa": 5.0, "mu": 1.0}, (*WHOLE, "biases"), early=1),
+    Case("FedDBE", "-mo 1.0 -klw 5.0", "dbe", {"kappa": 5.0, "width": 0, "mu": 1.0}, (*WHOLE, "biases"), early=1),
     Case("FedAMP", "-lam 1.0 -alk 0.05", "local", {}, ("client models",), note=AMP),
     Case("FedPHP", f"-lam 0.0 -mu {MU:g}", "fedphp", {"lam": 0.0, "used": "local"}, HEIR, when="after"),
     Case(

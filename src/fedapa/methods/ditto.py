@@ -63,9 +63,9 @@ class Ditto(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         anchored, calls = pull(task, down["omega"], self.lam), local.calls
-        shared = local.sgd(cross_entropy, task.parts(down["omega"]), replaced=True)
+        shared = local.sgd(cross_entropy, task.parts(down["omega"]), memory="global", replaced=True)
         local.calls = calls  # the same mini-batches again
-        personal = local.sgd(proximal, client, given=anchored)
+        personal = local.sgd(proximal, client, given=anchored, memory="personal")
         return personal, upload(task, shared, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
