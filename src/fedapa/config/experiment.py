@@ -121,10 +121,9 @@ def what_counts(config: Config) -> dict[str, Any]:
 
 def _changed(settings: Training | Method) -> dict[str, Any]:
     """What differs from the defaults of its class, by name; a wrapped method inside its wrapper."""
-    found = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    own = {f.name: found[f.name] for f in fields(settings) if found[f.name] != f.default}
-    inner = {name: _changed(value) for name, value in own.items() if isinstance(value, Method)}
-    return {"is": type(settings).__name__, **own, **inner}
+    found = {f.name: value for f in fields(settings) if (value := getattr(settings, f.name)) != f.default}
+    plain = {name: _changed(value) if isinstance(value, Method) else value for name, value in found.items()}
+    return {"is": type(settings).__name__, **plain}
 
 
 def _without(table: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

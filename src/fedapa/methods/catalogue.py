@@ -92,9 +92,9 @@ METHODS: dict[str, Entry] = {
 }
 
 
-# METHOD+WRAPPER names a method inside a wrapper, the first wrapper innermost: what each does is in wrap.py.
+# METHOD+WRAPPER names a method inside a wrapper, the first wrapper innermost: what each does is in wrappers.py.
 class Wrapper(NamedTuple):
-    name: str  # of its class in wrap.py
+    name: str  # of its class in wrappers.py
     what: str
 
 
@@ -122,9 +122,11 @@ def taken_apart(name: str) -> Name:
 
 def is_known(name: str) -> bool:
     """Is this the name of a method, with or without a recipe and wrappers?"""
-    method, named, wrappers = taken_apart(name)
-    known = named in (recipes.COMMON, recipes.AUTHORS)
-    return method in METHODS and known and all(wrapper in WRAPPERS for wrapper in wrappers)
+    try:
+        entry(name)
+    except InputError:
+        return False
+    return True
 
 
 def entry(name: str) -> Entry:
