@@ -71,9 +71,8 @@ def _tested(runs: list[run_results.RunResult], method: str) -> Tested:
     )
 
 
-def _clients(run: run_results.RunResult) -> run_results.Percent:
-    found: run_results.Percent = 100.0 * run.counts[:, 0] / run.counts[:, 1]
-    return found
+def _clients(run: run_results.RunResult) -> run_results.Floats:
+    return run_results.values(run)
 
 
 def _all(pairs: int, one: partial[Tested], processes: int) -> Iterator[Tested]:

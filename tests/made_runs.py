@@ -54,7 +54,7 @@ def make_run(
     names = names or [str(i) for i in range(clients)]
     ledger.describe(about, [(i, names[i], 100, 10, 0, labels[i]) for i in range(clients)])
     for t, row in enumerate(right):
-        after = np.array([[n, 10, 0, 0] for n in row])
+        after = np.array([[[n, 10, 0, 0]] for n in row], dtype=float)
         log = RoundLog(t, list(range(clients)), np.maximum(after - [1, 0, 0, 0], 0), after)
         log.down_bytes = log.up_bytes = dict.fromkeys(range(clients), 512 if label != "local" else 0)
         log.client_seconds = dict.fromkeys(range(clients), 2.0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedapa.api import fit, from_files, load
+    from fedapa.core.scores import Score
     from fedapa.data.federated import Federated, from_arrays, from_datasets
     from fedapa.errors import FedapaError, InputError, RunError
     from fedapa.methods.catalogue import make
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from fedapa.methods.local_only import LocalOnly
     from fedapa.methods.method import Method, hyper
     from fedapa.training.local import Local
-    from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+    from fedapa.training.objective import Classification, Objective, Regression
+    from fedapa.training.task import Batch, Task, Training, proximal, task_loss
 
 # Names are looked up on first use, so that `import fedapa` costs nothing and the command line starts fast.
 _HOMES = {
@@ -33,15 +35,17 @@ _HOMES = {
     "fedapa.methods.fedavg": ("FedAvg",),
     "fedapa.methods.local_only": ("LocalOnly",),
     "fedapa.methods.method": ("Method", "hyper"),
+    "fedapa.core.scores": ("Score",),
     "fedapa.training.local": ("Local",),
-    "fedapa.training.task": ("Batch", "Task", "Training", "cross_entropy", "proximal"),
+    "fedapa.training.objective": ("Classification", "Objective", "Regression"),
+    "fedapa.training.task": ("Batch", "Task", "Training", "task_loss", "proximal"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Batch", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method", "RunError",
-    "Task", "Training", "cross_entropy", "fit", "from_arrays", "from_datasets",
-    "from_files", "hyper", "load", "make", "proximal",
+    "Batch", "Classification", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly",
+    "Method", "Objective", "Regression", "RunError", "Score", "Task", "Training", "fit", "from_arrays", "from_datasets",
+    "from_files", "hyper", "load", "make", "proximal", "task_loss",
 ]  # fmt: skip
 
 

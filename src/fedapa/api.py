@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedapa.config.load import check
 from fedapa.data import partition as partitions
 from fedapa.data.datasets import sources
-from fedapa.data.federated import Federated, federate
+from fedapa.data.federated import Federated, federate, strata
 from fedapa.data.sites import Sites, assemble
 from fedapa.methods.catalogue import METHODS, make, recipe_training
 from fedapa.methods.method import Method, Schedule
@@ -20,6 +20,7 @@ from fedapa.store.provenance import digest
 from fedapa.store.run_folder import kept_engine, make_folder
 from fedapa.training.engines.choice import Engine
 from fedapa.training.model import HEAD, Buffers, Model
+from fedapa.training.objective import Classification, Objective, make_objective
 from fedapa.training.task import Task, Training
 
 
@@ -34,7 +35,7 @@ def load(
 ) -> Federated:
     """A shipped data set, dealt to clients: ``load("cifar10", "dirichlet", 20, alpha=0.1)``."""
     dataset = sources.load(source, None if data_dir is None else Path(data_dir))
-    split = partitions.split(partition, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+    split = partitions.split(partition, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
     return federate(dataset, split, validation, seed)
 
 
@@ -42,14 +43,19 @@ def from_files(
     files: Mapping[str, str | Path] | Sequence[str | Path] = (),
     seed: int = 0,
     data_dir: str | Path | None = None,
+    target: Literal["class", "number"] = "class",
     **words: Any,
 ) -> Federated:
-    """Own sites from their files, by the words of a config's section [sites]: ``from_files(["a.csv"], label="y")``."""
+    """Own sites from their files, by the words of a config's section [sites]: ``from_files(["a.csv"], label="y")``.
+
+    ``target`` says whether the label is a class or a number.
+    """
     named = dict(files) if isinstance(files, Mapping) else [str(file) for file in files]
     named = {name: str(file) for name, file in named.items()} if isinstance(named, dict) else named
     checked = check({"sites": {"files": named, **words}}, name="from_files").sites
     assert checked is not None
-    return assemble(Sites(**checked.model_dump()), seed, None if data_dir is None else Path(data_dir)).data
+    sites = Sites(**checked.model_dump(), target=target)
+    return assemble(sites, seed, None if data_dir is None else Path(data_dir)).data
 
 
 def fit(
@@ -64,6 +70,7 @@ def fit(
     head: str = HEAD,
     buffers: Buffers = "shared",
     engine: Engine = "auto",
+    objective: Objective | str | None = None,
     workers: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -74,13 +81,18 @@ def fit(
     ``model`` is a shipped name, ``"package.module:function"``, or a class or function that makes a module, called
     without arguments where it needs none and else with (shape, classes): its weights are drawn by the seed. A module
     is a start of its own, pretrained or not: every client begins with its weights, whatever the seed.
+
+    ``objective`` is an ``Objective``, a name ("classification", "regression") or "file.py:Class"; without one, labels
+    that are whole numbers are classes and floats are numbers to predict.
     """
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
     engine = engine if out is None else kept_engine(engine, Path(out))
-    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine, (low, high))
+    aim = make_objective(objective) if isinstance(objective, str) else objective
+    data = data if aim is None else data.with_target(aim.target)
+    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine, (low, high), aim)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
@@ -91,7 +103,8 @@ def fit(
 
 def _config_hash(method: Method, task: Task, plan: Plan) -> str:
     """Of all that ``fit`` was told, but for the seed."""
-    told = (method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head)
+    told = [method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head]
+    told += [] if isinstance(task.objective, Classification) else [task.objective]
     return digest({str(k): repr(part) for k, part in enumerate(told)})
 
 

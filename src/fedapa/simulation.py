@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedapa.core.scores import scores_to_json
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.rounds import loop
-from fedapa.rounds.evaluation import Summary, summarise
+from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, summarise
 from fedapa.rounds.loop import Plan, RoundLog, State
 from fedapa.rounds.membership import Gate
 from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, Room
@@ -25,6 +27,7 @@ from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
 from fedapa.training.engines.choice import Engine, one_thread, with_engine
 from fedapa.training.model import HEAD, Buffers, Model, build_model
+from fedapa.training.objective import Classification, Objective, Regression
 from fedapa.training.task import Task, Training
 from fedapa.version import NUMERICS
 
@@ -40,13 +43,21 @@ def make_task(
     buffers: Buffers = "shared",
     engine: Engine = "auto",
     participation: tuple[float, float] = (1.0, 1.0),
+    objective: Objective | None = None,
 ) -> Task:
     """What all parties agree on, read off the data."""
-    split = build_model(model, data.shape, data.classes, head, buffers)
+    objective = default_objective(data) if objective is None else objective
+    split = build_model(model, data.shape, objective.outputs(data.classes), head, buffers)
     names = tuple(client.name for client in data.clients)
     share = sum(participation) / 2
     task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
+    task = replace(task, objective=objective.fitted(*data.target))
     return with_engine(task, data, engine)
+
+
+def default_objective(data: Federated) -> Objective:
+    """Classification where labels are classes, regression where they are numbers."""
+    return Classification() if data.classes else Regression()
 
 
 @dataclass
@@ -64,20 +75,24 @@ class Result:
         with torch.no_grad():
             return self.method.predict(self.task, self.records[i].state, x)
 
-    def curve(self, phase: str = "after", data: str = "test") -> list[Summary]:
-        """Accuracy of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
+    def curve(self, phase: str = "after", data: str = "test", score: str | None = None) -> list[Summary]:
+        """A score of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
 
+        It is the primary score (accuracy of a classification, RMSE of a regression) unless another is named.
         ``before`` has one value more, the last: that of what the last aggregation would send.
         """
         _check_word("phase", phase, ("before", "after"))
         _check_word("data", data, ("test", "validation"))
-        first = 0 if data == "test" else 2
+        scores = self.task.objective.scores
+        _check_word("score", score or scores[0].name, tuple(one.name for one in scores))
+        k = [one.name for one in scores].index(score or scores[0].name)
+        columns = TEST if data == "test" else VALIDATION
         found = [log.before if phase == "before" else log.after for log in self.logs]
         found += [log.final for log in self.logs if phase == "before"]
-        known = [counts[:, first : first + 2] for counts in found if counts is not None]
-        if data == "validation" and not any(counts[:, 1].any() for counts in known):
+        known = [sums[:, k, columns] for sums in found if sums is not None]
+        if data == "validation" and not any(sums[:, 1].any() for sums in known):
             raise InputError("this run has no validation data", "load data with validation=0.1, or use the test data")
-        return [summarise(counts[:, 0], counts[:, 1]) for counts in known]
+        return [summarise(scores[k], sums[:, 0], sums[:, 1]) for sums in known]
 
 
 def _check_word(name: str, word: str, legal: tuple[str, ...]) -> None:
@@ -138,7 +153,7 @@ def play(
     if folder is None:
         state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room, gate)
         return Result(method, _with_all(task, logs), logs, state, transport.records())
-    keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
+    keeper = RunFolder(folder, plan.rounds, checkpoint_every, room, task.objective.scores)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
         account = account_of(method, plan.rounds, simulated="federation" not in about)
@@ -169,6 +184,8 @@ def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
 def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
     """What must not change between two sessions of one run, or its numbers mean nothing."""
     settings = {"method": repr(method), "training": repr(task.training), "plan": repr(plan)}
+    scores = json.dumps(scores_to_json(task.objective.scores))
+    settings |= {"objective": repr(task.objective), "scores": scores}
     return {**settings, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
 
 

@@ -12,7 +12,7 @@ from fedapa.bench.fixtures import Bed, dense_flops, make_bed, network
 from fedapa.rounds.loop import Plan, draw
 from fedapa.training.engines.native import available
 from fedapa.training.local import count_correct
-from fedapa.training.task import cross_entropy
+from fedapa.training.task import task_loss
 
 pytestmark = pytest.mark.skipif(not available()[0], reason=f"the native kernel is not available: {available()[1]}")
 
@@ -31,7 +31,7 @@ def test_one_epoch_equals_local_sgd(bed: Bed) -> None:
     plain.train(model, plain.optimiser(model, bed.torch.training), loader)
     found = parameters_to_vector(model.parameters()).detach()
     for task in (bed.torch, bed.native):
-        ours = bed.local(task).sgd(cross_entropy, bed.start)
+        ours = bed.local(task).sgd(task_loss, bed.start)
         gap = (bed.torch.join(ours["theta"], ours["phi"]) - found).abs().max()
         assert gap < 1e-3 * (found - start).abs().max()
 

@@ -8,15 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from command import Call
 from fedapa.cli import comparison_formats
+from fedapa.core.scores import ACCURACY
 from made_runs import make_run
 
 
 def row(method: str, last: float, sd: float | None = None, scenario: str = "", **more: Any) -> dict[str, Any]:
     """Before local training 10 points less, and twice the spread."""
     found = {"before_last": last - 10, "before_sd": None if sd is None else 2 * sd, "after_last": last, "after_sd": sd}
-    found |= {"gain": [1, 2, 3], "rounds": "5/5", "round": 5, "standing": "behind", "accuracies": {"p": last}}
+    found |= {"gain": [1, 2, 3], "rounds": "5/5", "round": 5, "standing": "behind", "scores": {"p": last}}
+    found |= {"score": ACCURACY.as_dict()}
     return {"scenario": scenario, "method": method, "evaluated": "after", **found, **more}
 
 
@@ -25,7 +29,7 @@ def test_csv_has_every_number() -> None:
     one, two = csv.DictReader(io.StringIO(text))
     assert (one["after_last"], one["clients_gain"], one["clients_lose"]) == ("80.123456", "1", "3")
     assert (two["method"], two["clients_gain"]) == ("fedapa", "")
-    assert "accuracies" not in one
+    assert "scores" not in one
 
 
 def test_latex_by_hand() -> None:
@@ -77,7 +81,7 @@ def test_compare_against_and_by_client(fedapa: Call, small: object) -> None:
     assert fedapa("run", small, "--out", "out").code == 0
     rows = list(csv.DictReader(io.StringIO(fedapa("compare", "out", "--clients", "--format", "csv").out)))
     assert {(r["method"], r["client"]) for r in rows} == {(m, str(i)) for m in ("fedapa", "fedavg") for i in range(4)}
-    assert all(float(r["gain"]) == float(r["accuracy"]) - float(r["local"]) for r in rows)
+    assert all(float(r["gain"]) == pytest.approx(float(r["accuracy"]) - float(r["local"])) for r in rows)
     assert "vs fedavg" in fedapa("compare", "out", "--against", "fedavg").out
     wrong = fedapa("compare", "out", "--against", "fedavgg")
     assert wrong.code == 2

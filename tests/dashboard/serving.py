@@ -53,7 +53,7 @@ class Writer:
 
     def play(self, rounds: int = 1) -> None:
         for _ in range(rounds):
-            after = np.array([[(self.done + i) % 11, 10, 0, 0] for i in range(self.clients)])
+            after = np.array([[[(self.done + i) % 11, 10, 0, 0]] for i in range(self.clients)], dtype=float)
             log = RoundLog(self.done, list(range(self.clients)), np.maximum(after - [1, 0, 0, 0], 0), after)
             log.down_bytes = log.up_bytes = dict.fromkeys(range(self.clients), 1024)
             log.client_seconds = dict.fromkeys(range(self.clients), 0.01)

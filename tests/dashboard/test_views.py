@@ -64,7 +64,7 @@ def test_a_run_under_way_is_compared_at_the_last_round_of_both(top: Path) -> Non
 
 def test_clients_have_exact_intervals(top: Path) -> None:
     """Client 1 has 6 of 10 right; by the tables that is 26.2 to 87.8 %. A single test sample has no interval."""
-    change(top / "fedapa-seed0", "UPDATE client_round SET after_correct = 1, after_total = 1 WHERE client = 2")
+    change(top / "fedapa-seed0", "UPDATE client_score SET sum = 1, count = 1 WHERE client = 2 AND phase = 'after'")
     first, second, third = views.clients(Board(top).look(), "fedapa-seed0")["clients"]
     assert second["interval"] == pytest.approx([26.24, 87.84], abs=0.01)
     assert first["interval"] == pytest.approx([18.71, 81.29], abs=0.01)

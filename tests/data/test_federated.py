@@ -169,7 +169,7 @@ def spoil(at: int, value: object) -> Client:
         (spoil(2, np.full((2, 3), np.inf)), "client 1: test x has 6 NaN"),
         (spoil(1, np.array([0, 1, 2, 0])), "client 1: train label 2 is outside 0..1"),
         (spoil(3, np.array([0, -1])), "client 1: test label -1 is outside 0..1"),
-        (spoil(1, np.array([0.0, 1.0, 0.0, 1.0])), "client 1: train y has shape (4,) and type float64"),
+        (spoil(1, np.array([0.0, 1.0, 0.0, 1.0])), "client 1: train labels are floats, others are whole numbers"),
         (spoil(1, np.array([[0], [1], [0], [1]])), "client 1: train y has shape (4, 1)"),
         (spoil(1, np.array(["a", "b", "a", "b"])), "client 1: train arrays are of type <U1"),
         (

@@ -51,7 +51,7 @@ def terms_of(text: str, run: str = "ab" * 8) -> Terms:
     first = data[0]
     sizes = [len(d.clients[0].train.y) for d in data]
     shape, mean, std = list(first.shape), list(map(float, first.mean)), list(map(float, first.std))
-    return Terms(run, text, NAMES, sizes, "torch", first.classes, shape, mean, std)
+    return Terms(run, text, NAMES, sizes, "torch", first.classes, shape, mean, std, [])
 
 
 def make_sites(folder: Path) -> list[Path]:
@@ -128,7 +128,8 @@ class Clock:
 def grid(session: Direct, terms: Terms, patience: RetryPolicy | None = None) -> RemoteTransport:
     clock = Clock()
     places = [100 + k for k in range(len(terms.names))]
-    return RemoteTransport(session, terms, lambda: places, patience, None, clock, clock.sleep)
+    scores = agree(terms).task.objective.scores
+    return RemoteTransport(session, terms, lambda: places, patience, None, scores, clock, clock.sleep)
 
 
 def over_grid(

@@ -197,7 +197,9 @@ def other_site(content, name, number, share, word):
 def odd_answer(content, name, number, share, word):
     wrong = (
         {"digest": word}, {"digest": "zz" * 32}, {"trained": False}, {"fault": "it broke"}, {"seconds": math.nan},
-        {"train_seconds": -1.0 - number}, {"before": [5, 4, 0, 0]}, {"before": [number]}, {"after": [-1, 3, 0, 0]},
+        {"train_seconds": -1.0 - number}, {"before": [5.0, 4.0, 0.0, 0.0, 1.0, 4.0, 0.0, 0.0]},
+        {"before": [4.0, 4.0, 0.0, 0.0, -1.0, 4.0, 0.0, 0.0]}, {"after": [-1.0, 3.0, 0.0, 0.0, 1.0, 3.0, 0.0, 0.0]},
+        {"after": [1.0, 0.0, 0.0, 0.0, 1.0, 3.0, 0.0, 0.0]}, {"before": [float(number)]}, {"before": [5, 4, 0, 0]},
         {"round": "0"}, {"trained": 1}, {"site": 5}, {"surplus": 1}, {"before": [0.5]}, {"after": word},
     )  # fmt: skip
     return changed(content, **wrong[number % len(wrong)])

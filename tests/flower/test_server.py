@@ -57,7 +57,7 @@ def test_what_a_site_says_about_itself(tmp_path):
 
 def test_sites_train_as_their_method_asks():
     text = config_text("fedavg") + "\n[method.fedavg.training]\nepochs = 4\n"
-    terms = Terms("run", text, NAMES, [9] * len(NAMES), "torch", 10, [1, 8, 8], [0.5], [0.5])
+    terms = Terms("run", text, NAMES, [9] * len(NAMES), "torch", 10, [1, 8, 8], [0.5], [0.5], [])
     assert agree(terms).task.training.epochs == 4
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Schedule
 from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
+from fedapa.training.objective import Regression
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -24,3 +26,15 @@ def test_law_under_another_engine(name: str, law: str, engine: Engine) -> None:
     if engine == "native" and not available()[0]:
         pytest.skip(f"native engine: {available()[1]}")
     LAWS[law](Case(make(name), images=engine == "native", engine=engine))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", [name for name in METHODS if not make(name).needs_classes])
+def test_law_with_numbers_to_predict(name: str, law: str) -> None:
+    LAWS[law](Case(make(name), objective=Regression(loss="huber")))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if make(name).needs_classes])
+def test_methods_of_classes_refuse_numbers_in_one_line(name: str) -> None:
+    with pytest.raises(InputError, match="needs classes, and the targets are numbers"):
+        Case(make(name), objective=Regression()).run()

@@ -11,7 +11,7 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedprox import FedProx, pull
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.task import Batch, Task, Training, proximal, task_loss
 
 torch.set_num_threads(1)
 
@@ -42,8 +42,8 @@ def test_the_pull_has_a_gradient():
     far = {"theta": theta + 0.1, "phi": phi}
     step = {"theta": theta + 0.1 + 1e-2, "phi": phi}
     batch = Batch(data[0].x, data[0].y)
-    slope = (proximal(task, step, batch, given) - cross_entropy(task, step, batch, {})) - (
-        proximal(task, far, batch, given) - cross_entropy(task, far, batch, {})
+    slope = (proximal(task, step, batch, given) - task_loss(task, step, batch, {})) - (
+        proximal(task, far, batch, given) - task_loss(task, far, batch, {})
     )
     expected = task.P * (0.11**2 - 0.1**2)  # rho / 2 = 1
     assert abs(slope.item() - expected) < 1e-2 * expected

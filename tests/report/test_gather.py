@@ -64,7 +64,7 @@ def test_gains_in_the_figures_are_of_the_same_round(make: Make) -> None:
 def test_clients_without_test_samples_neither_gain_nor_lose(make: Make) -> None:
     make("l", "local", HALF)
     run = make("a", "fedapa", MORE)
-    change(run, "UPDATE client_round SET after_correct = 0, after_total = 0 WHERE client = 1")
+    change(run, "UPDATE client_score SET sum = 0, count = 0 WHERE client = 1 AND phase = 'after'")
     ((_, gains),) = figures.gains_of(look(run).scenarios[0], "fedapa")
     assert np.isnan(gains).tolist() == [False, True, False]
 
@@ -126,10 +126,10 @@ def test_what_cannot_be_read_is_named(make: Make) -> None:
     }.items():
         (top / name).mkdir()
         (top / name / "run.db").write_bytes(content)
-    change(make("odd", "fedapa", HALF), "UPDATE accuracy SET pooled = 'much'")
+    change(make("odd", "fedapa", HALF), "UPDATE summary SET pooled = 'much'")
     change(
         make("failed", "fedapa", HALF, status="failed"),
-        "DELETE FROM accuracy",
+        "DELETE FROM summary",
         "INSERT INTO meta VALUES ('reason', 'NaN')",
     )
     found = gather(top)
@@ -148,7 +148,7 @@ def test_a_run_without_config_and_versions_still_counts(make: Make) -> None:
 
 def test_accuracies_that_are_not_finite_are_left_out(make: Make) -> None:
     run = make("a", "fedapa", [[1, 1], [5, 5], [2, 2]])
-    change(run, "UPDATE accuracy SET pooled = 9e999 WHERE round = 0")
+    change(run, "UPDATE summary SET pooled = 9e999 WHERE round = 0")
     (scenario,) = look(run).scenarios
     assert scenario.rows[0]["after_best"] == 50
     assert scenario.runs[0].curve.pooled[1:] == pytest.approx([50, 20])

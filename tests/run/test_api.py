@@ -113,9 +113,9 @@ def test_a_curve_has_two_phases_and_two_kinds_of_data() -> None:
     for phase in ("before", "after"):
         counts = [getattr(log, phase) for log in held.logs]
         counts += [held.logs[-1].final] if phase == "before" else []
-        assert [s.pooled for s in held.curve(phase)] == [100 * c[:, 0].sum() / c[:, 1].sum() for c in counts]
+        assert [s.pooled for s in held.curve(phase)] == [100 * c[:, 0, 0].sum() / c[:, 0, 1].sum() for c in counts]
         validation = [s.pooled for s in held.curve(phase, "validation")]
-        assert validation == [100 * c[:, 2].sum() / c[:, 3].sum() for c in counts]
+        assert validation == [100 * c[:, 0, 2].sum() / c[:, 0, 3].sum() for c in counts]
     plain = fa.fit("fedavg", data(), "mlp", **FIT)
     for words, message in (
         (("befor",), "phase is 'befor'"),

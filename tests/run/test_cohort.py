@@ -21,7 +21,7 @@ from fedapa.training.engines import vmap_engine
 from fedapa.training.engines.vmap_engine import Work, cohorts, pass_together, play_together, schedule, train_together
 from fedapa.training.local import Engine, Job, Local, Loss, Pass, Plain, Trained, outputs, train
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.task import Batch, Task, Training, proximal, task_loss
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case, Outcome
 from fedapa.verify.laws import _gap, _same
@@ -80,7 +80,7 @@ def test_the_other_laws_hold_for_fedapa(law: str) -> None:
 def centred(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
     """A loss that is no mean over samples, with a carry and a constant."""
     z = task.features(params, batch.x)
-    value = cross_entropy(task, params, batch, {}) + given["lam"] * (z - z.mean(0)).square().mean().sqrt()
+    value = task_loss(task, params, batch, {}) + given["lam"] * (z - z.mean(0)).square().mean().sqrt()
     return value, {"seen": given["seen"] + len(batch.y), "mean": 0.5 * given["mean"] + z.mean(0)}
 
 
@@ -137,7 +137,7 @@ def assert_alike(jobs: list[Job]) -> None:
         assert all(v.is_contiguous() and v.untyped_storage().nbytes() == 4 * v.numel() for v in mine.params.values())
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, proximal])
+@pytest.mark.parametrize("loss", [task_loss, proximal])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("how", [{}, {"steps": 5}, {"epochs": 3, "clip_norm": 0.05}, {"project": boxed}])
 def test_batches_of_any_size(loss: Loss, drop_last: bool, how: dict[str, object]) -> None:
@@ -155,15 +155,15 @@ def test_a_loss_of_any_kind_with_carry(drop_last: bool) -> None:
 
 
 def test_rates_per_part_and_frozen_parts() -> None:
-    assert_alike(ask(Training(batch=8), cross_entropy, lr={"theta": 0.1, "phi": 0.01}))
-    jobs = ask(Training(batch=8, momentum=0.0), cross_entropy, lr={"theta": 0.0, "phi": 0.1})
+    assert_alike(ask(Training(batch=8), task_loss, lr={"theta": 0.1, "phi": 0.01}))
+    jobs = ask(Training(batch=8, momentum=0.0), task_loss, lr={"theta": 0.0, "phi": 0.1})
     assert all(
         torch.equal(job.params["theta"], new.params["theta"])
         for job, new in zip(jobs, train_together(jobs), strict=True)
     )
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, centred])
+@pytest.mark.parametrize("loss", [task_loss, centred])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_everybody_gets_its_own_batches_in_order(loss: Loss, drop_last: bool) -> None:
     carry = {"seen": torch.zeros(1), "mean": torch.zeros(64)} if loss is centred else None
@@ -179,7 +179,7 @@ def test_everybody_gets_its_own_batches_in_order(loss: Loss, drop_last: bool) ->
             played[k].append((own[share > 0] - starts[k]).tolist())
             assert share.sum().item() == pytest.approx(1)
     assert played == [[index.tolist() for index in job.batches()] for job in jobs]
-    if loss is cross_entropy:
+    if loss is task_loss:
         assert steps == max(map(len, played))  # nobody waits
 
 
@@ -192,7 +192,7 @@ def test_arguments_are_left_alone() -> None:
 
 
 def test_passes_over_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = ask(Training(), cross_entropy, (5, 0, 12, 1))
+    jobs = ask(Training(), task_loss, (5, 0, 12, 1))
     passes = [Pass(Task.predict, job.task, job.params, job.data.x) for job in jobs]
     for limit in (10**6, 4 * 4 * 3):  # all at once, and three samples of each at a time
         monkeypatch.setattr(vmap_engine, "PASS_LIMIT", limit)
@@ -206,23 +206,23 @@ def test_passes_over_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fickle(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """Looks at a number: vmap refuses."""
-    value = cross_entropy(task, params, batch, {})
+    value = task_loss(task, params, batch, {})
     return value * 2 if value.item() > 1 else value
 
 
 def growing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
-    return cross_entropy(task, params, batch, {}), {"seen": torch.cat([given["seen"], batch.y[:1].float()])}
+    return task_loss(task, params, batch, {}), {"seen": torch.cat([given["seen"], batch.y[:1].float()])}
 
 
 def retyped(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
-    return cross_entropy(task, params, batch, {}), {"seen": given["seen"].double() + 0.5}
+    return task_loss(task, params, batch, {}), {"seen": given["seen"].double() + 0.5}
 
 
 @dataclass(frozen=True)
 class Odd(FedAvg):
     """FedAvg with another training."""
 
-    body: Callable[[Tree, Local], Tree] = lambda client, local: local.sgd(cross_entropy, client)
+    body: Callable[[Tree, Local], Tree] = lambda client, local: local.sgd(task_loss, client)
 
     def __post_init__(self) -> None:
         pass
@@ -248,13 +248,13 @@ def test_a_loss_that_vmap_refuses_runs_plainly(loss: Loss) -> None:
 
 
 def test_losses_of_their_own_run_plainly() -> None:
-    plain, vectorised = both(lambda client, local: local.sgd(lambda *words: cross_entropy(*words), client))
+    plain, vectorised = both(lambda client, local: local.sgd(lambda *words: task_loss(*words), client))
     assert equal(plain.tree(), vectorised.tree())
 
 
 def change_and_go_on(client: Tree, local: Local) -> Tree:
     for _ in range(3):
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(task_loss, client)
         client["theta"].mul_(0.9)
         z = local.features(client)
         client["phi"].add_(z.sub_(1).mean() * 1e-3)
@@ -263,24 +263,24 @@ def change_and_go_on(client: Tree, local: Local) -> Tree:
 
 def guarded(client: Tree, local: Local) -> Tree:
     try:
-        return local.sgd(cross_entropy, client)
+        return local.sgd(task_loss, client)
     except Exception:
         return client
 
 
 def often(client: Tree, local: Local) -> Tree:
     for _ in range(vmap_engine.MOST_PAUSES + 5):
-        client = local.sgd(cross_entropy, client, steps=1)
+        client = local.sgd(task_loss, client, steps=1)
     return client
 
 
 def doubled(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
-    return 2 * cross_entropy(task, params, batch, given)
+    return 2 * task_loss(task, params, batch, given)
 
 
 def as_each_likes(client: Tree, local: Local) -> Tree:
-    client = local.sgd(doubled if local.client % 2 else cross_entropy, client)
-    return local.sgd(cross_entropy, client, lr=0.1 if local.client < 2 else 0.01)
+    client = local.sgd(doubled if local.client % 2 else task_loss, client)
+    return local.sgd(task_loss, client, lr=0.1 if local.client < 2 else 0.01)
 
 
 @pytest.mark.parametrize("body", [change_and_go_on, guarded, often, as_each_likes])
@@ -300,7 +300,7 @@ class Stop(Exception):
 def failing(error: BaseException, task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     if bool(given["bad"]):
         raise error
-    return cross_entropy(task, params, batch, {})
+    return task_loss(task, params, batch, {})
 
 
 def exchange(error: BaseException, bad: int, workers: int = 1) -> list[Reply]:
@@ -349,7 +349,7 @@ def test_played_visits_see_each_answer_once() -> None:
     def visit(k: int, engine: Engine) -> list[float]:
         first = engine.once(lambda: computed.append(k) or float(k))
         begin = engine.clock()
-        job = ask(Training(batch=8, epochs=1), cross_entropy)[k]
+        job = ask(Training(batch=8, epochs=1), task_loss)[k]
         found = engine.train(job)
         return [first, float(engine.clock() > begin), found.params["theta"].sum().item()]
 
@@ -368,18 +368,18 @@ def test_cohorts() -> None:
 
 
 def test_a_model_with_statistics_is_never_stacked() -> None:
-    jobs = ask(Training(batch=8), cross_entropy)
+    jobs = ask(Training(batch=8), task_loss)
     norm = build_model(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), (4,), 3, head="2")
     task = replace(jobs[0].task, model=norm)
     start = dict(zip(("theta", "phi"), task.init(0), strict=True))
     work = [Local(task, i, 0, 0, job.data) for i, job in enumerate(jobs)]
     ends = play_together([partial(_train_on, local, start) for local in work])
     for local, end in zip(work, ends, strict=True):
-        assert equal(end, replace(local, calls=0).sgd(cross_entropy, start))
+        assert equal(end, replace(local, calls=0).sgd(task_loss, start))
 
 
 def _train_on(local: Local, start: Tree, engine: Engine) -> Tree:
-    return replace(local, engine=engine).sgd(cross_entropy, start)
+    return replace(local, engine=engine).sgd(task_loss, start)
 
 
 def test_the_transport_vectorises_only_where_the_task_says_so(together: list[int]) -> None:

@@ -12,16 +12,28 @@ from torch import Tensor
 from toy import CLASSES, Toy, play, toy_data
 
 import fedapa as fa
+from fedapa.core.scores import ACCURACY, RMSE
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Split
 from fedapa.errors import RunError
 from fedapa.methods.fedavg import FedAvg
-from fedapa.rounds.evaluation import Score, score, summarise
+from fedapa.rounds.evaluation import Summary, measure
+from fedapa.rounds.evaluation import summarise as summarise_score
 from fedapa.rounds.loop import Plan
 from fedapa.simulation import make_task
 from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
 from fedapa.training.task import Task
+
+
+def summarise(correct: np.ndarray, total: np.ndarray) -> Summary:
+    return summarise_score(ACCURACY, correct, total)
+
+
+def test_an_error_is_worst_where_it_is_largest() -> None:
+    """Squared errors 4, 90 and 16 of 1, 10 and 4 samples: RMSE 2, 3 and 2, all together (110/15)^0.5."""
+    found = summarise_score(RMSE, [4, 90, 16], [1, 10, 4])
+    assert (found.worst, found.worst10, found.pooled) == (3, 3, pytest.approx((110 / 15) ** 0.5))
 
 
 def test_five_numbers_of_three_clients() -> None:
@@ -54,8 +66,8 @@ def test_a_model_is_scored_on_test_and_validation_data_apart() -> None:
     splits = [Split(torch.zeros(len(y), 3), torch.tensor(y)) for y in (train, test, validation)]
     task, state = make_task(toy_data(), "mlp"), {"w": torch.tensor([2.0])}
     data = ClientData("a", *splits)
-    assert score(Toy(), task, state, data) == Score(2, 3, 1, 4)
-    assert score(Toy(), task, state, ClientData("a", *splits[:2])) == Score(2, 3)
+    assert measure(Toy(), task, state, data)[0].tolist() == [2, 3, 1, 4]
+    assert measure(Toy(), task, state, ClientData("a", *splits[:2]))[0].tolist() == [2, 3, 0, 0]
 
 
 # ------------------------------------------------------------------------------------------- models that answer NaN

@@ -19,13 +19,9 @@ COLUMNS = {
     "meta": ["key", "value"],
     "client": ["client", "name", "train", "test", "validation", "labels"],
     "round": ["round", "trained", "down_bytes", "up_bytes", "seconds", "training_seconds", "server_seconds"],
-    "accuracy": ["round", "phase", "data", "pooled", "mean", "std", "worst", "worst10"],
-    "client_round": [
-        "round", "client", "trained", "down_bytes", "up_bytes", "seconds", "before_correct", "before_total",
-        "before_valid_correct", "before_valid_total", "after_correct", "after_total", "after_valid_correct",
-        "after_valid_total",
-    ],
-    "client_final": ["round", "client", "correct", "total", "valid_correct", "valid_total"],
+    "summary": ["round", "phase", "data", "score", "pooled", "mean", "std", "worst", "worst10"],
+    "client_round": ["round", "client", "trained", "down_bytes", "up_bytes", "seconds"],
+    "client_score": ["round", "phase", "data", "score", "client", "sum", "count"],
     "watched": ["round", "name", "shape", "float32"],
     "event": ["id", "round", "client", "kind", "text"],
 }  # fmt: skip
@@ -49,12 +45,15 @@ def test_rows_by_hand(run: Path) -> None:
     assert found["client"] == [(i, str(i), 2, sum(TESTS[i]), 0, "1,1,0,0,0") for i in range(4)]
     assert found["round"] == [(t, 3, 4 * 28, 3 * 4) for t in range(3)]
     phases = [(t, p, "test") for t in (0, 2) for p in ("after", "before")]
-    assert [row[:3] for row in found["accuracy"]] == [*phases, (2, "final", "test")]
-    assert found["client_final"] == [(2, i, rights(i, 3 + i), sum(TESTS[i]), 0, 0) for i in range(4)]
+    assert [row[:3] for row in found["summary"] if row[3] == "accuracy"] == [*phases, (2, "final", "test")]
+    assert {row[3] for row in found["summary"]} == {"accuracy", "loss"}
+    scores = {row[:3] + row[4:5]: row[5:] for row in found["client_score"] if row[3] == "accuracy"}
+    assert [scores[2, "final", "test", i] for i in range(4)] == [(rights(i, 3 + i), sum(TESTS[i])) for i in range(4)]
     assert found["event"] == [(t, 3, "refused", "client 3 refused: w holds NaN") for t in range(3)]
     rows = {row[:2]: row[2:] for row in found["client_round"]}
-    assert rows[2, 1] == (1, 28, 4, rights(1, 3), 10, 0, 0, rights(1, 4), 10, 0, 0)
-    assert rows[1, 1] == (1, 28, 4, *[None] * 8)  # not evaluated
+    assert rows[2, 1] == (1, 28, 4)
+    assert (scores[2, "before", "test", 1], scores[2, "after", "test", 1]) == ((rights(1, 3), 10), (rights(1, 4), 10))
+    assert {row[0] for row in scores} == {0, 2}  # round 1 is not evaluated
     assert rows[0, 3][:3] == (0, 28, 0)  # refused
     assert found["watched"] == [(t, "w", "[1]", np.float32([t + 1]).tobytes()) for t in range(3)]
 
@@ -66,9 +65,9 @@ def test_a_finished_run_is_one_plain_file(run: Path) -> None:
         assert about["status"] == "finished"
         assert about["label"] == "toy"
         assert run_db.bytes_per_visit(db) == 32
-        assert run_db.client_counts(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
-        assert run_db.last_counts(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
-        assert run_db.last_counts(db, "after").tolist() == run_db.client_counts(db, 3, "after").tolist()
+        assert run_db.client_sums(db, 2, "before").tolist() == [[rights(i, 2 + i), sum(TESTS[i])] for i in range(4)]
+        assert run_db.last_sums(db, "before").tolist() == [[rights(i, 3 + i), sum(TESTS[i])] for i in range(4)]
+        assert run_db.last_sums(db, "after").tolist() == run_db.client_sums(db, 3, "after").tolist()
         assert [t for t, _ in run_db.curve(db, "after")] == [1, 3]
         assert [t for t, _ in run_db.curve(db, "before")] == [0, 2, 3]
 
@@ -91,6 +90,7 @@ def made_log(round: int) -> RoundLog:
     """Client 0 trained, client 1 knows nothing. Of two test and four validation samples client 0 has right: 1 and 3
     before, 2 and 0 after, and with what the last of three aggregations would send 0 and 4."""
     before, after, final = (np.array([[a, 2, b, 4], [0, 2, 0, 4]]) for a, b in ((1, 3), (2, 0), (0, 4)))
+    before, after, final = (sums[:, None].astype(float) for sums in (before, after, final))
     watched = {"A": torch.full((2, 2), float(round))}
     return RoundLog(round, [0], before, after, final if round == 2 else None, {0: 6}, {0: 4}, watched=watched)
 
@@ -116,9 +116,9 @@ def test_accuracies_of_both_kinds_of_data_by_hand(made: Path) -> None:
 def test_counts_of_clients_by_how_many_rounds_were_done(made: Path) -> None:
     """After three rounds ``before`` is what the last aggregation would send."""
     with run_db.reading(made) as db:
-        found = {(n, phase): run_db.client_counts(db, n, phase)[0, 0] for n in (2, 3) for phase in ("before", "after")}
+        found = {(n, phase): run_db.client_sums(db, n, phase)[0, 0] for n in (2, 3) for phase in ("before", "after")}
         assert found == {(2, "before"): 1, (2, "after"): 2, (3, "before"): 0, (3, "after"): 2}
-        now = {phase: run_db.last_counts(db, phase) for phase in ("before", "after")}
+        now = {phase: run_db.last_sums(db, phase) for phase in ("before", "after")}
         assert {phase: counts.tolist() for phase, counts in now.items() if counts is not None} == {
             "before": [[0, 2], [0, 2]],
             "after": [[2, 2], [0, 2]],
@@ -142,7 +142,8 @@ def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> Non
     book.close()
     found = run_db.numbers(made)
     assert {row[0] for table in run_db.PER_ROUND for row in found[table]} == {0}
-    assert [len(found[table]) for table in ("round", "client_round", "client_final", "watched")] == [1, 2, 0, 1]
+    assert [len(found[table]) for table in ("round", "client_round", "watched")] == [1, 2, 1]
+    assert len(found["client_score"]) == 8  # before and after, test and validation data, of two clients
 
 
 def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def test_parallel_clients_all_see_the_same_server() -> None:
     for t, log in enumerate(result.logs):
         assert log.before is not None
         assert log.after is not None
-        assert log.before[:, 0].tolist() == [rights(i, t + i) for i in range(4)]
-        assert log.after[:, 0].tolist() == [rights(i, t + i + 1) for i in range(4)]
-        assert log.before[:, 1].tolist() == log.after[:, 1].tolist() == TOTALS
+        assert log.before[:, 0, 0].tolist() == [rights(i, t + i) for i in range(4)]
+        assert log.after[:, 0, 0].tolist() == [rights(i, t + i + 1) for i in range(4)]
+        assert log.before[:, 0, 1].tolist() == log.after[:, 0, 1].tolist() == TOTALS
     assert result.state.server["w"].item() == 2
 
 
@@ -102,7 +102,7 @@ def test_sequential_clients_see_what_the_ones_before_left() -> None:
     assert result.logs[0].trained == order
     assert result.logs[0].before is not None
     for place, i in enumerate(order):
-        assert result.logs[0].before[i, 0] == rights(i, place + i)
+        assert result.logs[0].before[i, 0, 0] == rights(i, place + i)
     assert result.state.server["w"].item() == 4
 
 
@@ -112,7 +112,7 @@ def test_sequential_idle_clients_are_shown_the_server_as_the_round_began() -> No
     before = result.logs[1].before
     idle = set(range(4)) - set(draw(plan, 4, 1))
     assert before is not None
-    assert [before[i, 0] for i in idle] == [rights(i, 2 + i) for i in idle]
+    assert [before[i, 0, 0] for i in idle] == [rights(i, 2 + i) for i in idle]
 
 
 def test_the_summary_of_a_round_by_hand() -> None:
@@ -120,7 +120,7 @@ def test_the_summary_of_a_round_by_hand() -> None:
     # Before, client i answers class i: 1/10, 0/10, 2/10, 0/1. After, class i + 1: 2/10, 0/10, 2/10, 0/1.
     summary = play(Toy(), toy_data(), Plan(1, ALL)).curve("before")[0]
     assert log.before is not None
-    assert log.before[:, :2].tolist() == [[1, 10], [0, 10], [2, 10], [0, 1]]
+    assert log.before[:, 0, :2].tolist() == [[1, 10], [0, 10], [2, 10], [0, 1]]
     assert summary.pooled == pytest.approx(100 * 3 / 31)
     assert summary.mean == pytest.approx(7.5)
     assert summary.std == pytest.approx(np.std([10, 0, 20, 0]))
@@ -137,8 +137,8 @@ def test_an_idle_client_shows_what_it_would_receive_and_its_last_trained_state()
         assert log.trained == trained
         assert log.before is not None
         assert log.after is not None
-        assert log.before[:, 0].tolist() == [rights(i, t + i) for i in range(4)]
-        assert log.after[:, 0].tolist() == [rights(i, last[i]) for i in range(4)]
+        assert log.before[:, 0, 0].tolist() == [rights(i, t + i) for i in range(4)]
+        assert log.after[:, 0, 0].tolist() == [rights(i, last[i]) for i in range(4)]
 
 
 @pytest.mark.parametrize("schedule", ["parallel", "sequential"])
@@ -148,7 +148,7 @@ def test_what_the_last_aggregation_would_send_is_scored_once_at_the_end(schedule
     end = 3 if schedule == "parallel" else 12
     assert [log.final is None for log in result.logs] == [True, True, False]
     assert result.logs[-1].final is not None
-    assert result.logs[-1].final.tolist() == [[rights(i, end + i), TOTALS[i], 0, 0] for i in range(4)]
+    assert result.logs[-1].final[:, 0].tolist() == [[rights(i, end + i), TOTALS[i], 0, 0] for i in range(4)]
 
 
 def test_nobody_trains_for_that_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_who_left_for_good_is_in_no_number(schedule: str) -> None:
     assert sorted(second.trained) == [0, 2, 3]
     for counts in (second.before, second.after, second.final):
         assert counts is not None
-        assert counts[:, 1].tolist() == [10, 0, 10, 1]
+        assert counts[:, 0, 1].tolist() == [10, 0, 10, 1]
     assert [tuple(event)[:3] for event in second.events] == [(1, 1, "left")]
 
 
@@ -293,7 +293,7 @@ def test_an_absent_client_is_noted_and_changes_nothing(schedule: str, monkeypatc
         assert [tuple(event)[:3] for event in log.events] == [(t, 1, "absent")]
         assert 1 not in log.up_bytes
         assert log.before is not None
-        assert log.before[1].tolist() == [0, 0, 0, 0]
+        assert log.before[1, 0].tolist() == [0, 0, 0, 0]
     assert result.records[1].state["w"].item() == 0
 
 

@@ -17,11 +17,13 @@ from toy import Toy, play, toy_data
 
 from fedapa.analysis import run_results
 from fedapa.analysis.run_results import Phase, RunResult
+from fedapa.core.scores import ACCURACY
 from fedapa.errors import InputError
 from fedapa.rounds.evaluation import Summary
 from fedapa.rounds.loop import Plan
 
 ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}
+PLACE = "round=1 AND phase='after' AND data='test' AND score='accuracy'"
 
 
 def make(path: Path, **about: str) -> Path:
@@ -53,13 +55,13 @@ def test_last_best_and_tail_by_hand(tmp_path: Path) -> None:
 
 def test_the_selected_round_is_the_one_with_the_best_validation_accuracy(tmp_path: Path) -> None:
     path = make(tmp_path / "a")
-    rows = [f"INSERT INTO accuracy VALUES ({t}, 'after', 'validation', {v}, 0, 0, 0, 0)"
+    rows = [f"INSERT INTO summary VALUES ({t}, 'after', 'validation', 'accuracy', {v}, 0, 0, 0, 0)"
             for t, v in enumerate([1, 9, 3, 9, 2, 2, 2])]  # fmt: skip
     change(path, *rows)
     run = run_results.read(path)
     assert run is not None
     with closing(sqlite3.connect(path / "run.db")) as db:
-        wanted = db.execute("SELECT pooled FROM accuracy WHERE round=1 AND phase='after' AND data='test'").fetchone()
+        wanted = db.execute(f"SELECT pooled FROM summary WHERE {PLACE}").fetchone()
     assert run.after.selected == wanted[0]  # the first of equals
     assert run.after.held == pytest.approx((3 + 9 + 2 + 2 + 2) / 5)
     assert run.before.held is None
@@ -69,8 +71,8 @@ def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path
     local = make(tmp_path / "local", label="local")
     make(tmp_path / "toy")
     make(tmp_path / "elsewhere", label="other", partition="q")
-    change(local, "UPDATE client_round SET after_correct = 0 WHERE client = 0",
-           "UPDATE client_round SET after_correct = 10 WHERE client = 1")  # fmt: skip
+    change(local, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'",
+           "UPDATE client_score SET sum = 10 WHERE client = 1 AND phase = 'after' AND score = 'accuracy'")  # fmt: skip
     rows = {row["method"]: row for row in run_results.table(run_results.load(tmp_path))}
     assert rows["toy"]["gain"] == [1, 2, 1]
     assert rows["local"]["gain"] == [0, 4, 0]
@@ -80,7 +82,7 @@ def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path
 def test_client_gains_by_hand(tmp_path: Path) -> None:
     local = make(tmp_path / "local", label="local")
     make(tmp_path / "toy")
-    change(local, "UPDATE client_round SET after_correct = 0 WHERE client = 0")
+    change(local, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
     rows = run_results.client_gains(run_results.load(tmp_path))
     # Client 0 has 3 of its 10 right in the last round; alone it now has none.
     first = rows[0]["test_samples"]
@@ -93,7 +95,7 @@ def test_client_gains_by_hand(tmp_path: Path) -> None:
 def test_gains_against_another_method(tmp_path: Path) -> None:
     other = make(tmp_path / "other", label="other")
     make(tmp_path / "toy")
-    change(other, "UPDATE client_round SET after_correct = 0 WHERE client = 0")
+    change(other, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
     rows = {row["method"]: row for row in run_results.table(run_results.load(tmp_path), "other")}
     assert rows["toy"]["gain"] == [1, 3, 0]
 
@@ -103,7 +105,7 @@ def test_scenarios_are_kept_apart_and_ranked(tmp_path: Path) -> None:
         for label in "xyz":
             path = make(tmp_path / scenario / label, label=label)
             value = {better: 90, "z": 10}.get(label, 50)
-            change(path, f"UPDATE accuracy SET pooled = {value} WHERE round = 6")
+            change(path, f"UPDATE summary SET pooled = {value} WHERE round = 6 AND score = 'accuracy'")
     rows = run_results.table(run_results.load(tmp_path))
     assert [(row["scenario"], row["method"]) for row in rows] == [(s, m) for s in "abc" for m in "xyz"]
     found = run_results.ranks(rows)
@@ -135,8 +137,8 @@ def test_an_unreadable_run_is_left_out_and_named(tmp_path: Path) -> None:
 
 def test_spread_over_seeds(tmp_path: Path) -> None:
     one, two = make(tmp_path / "1"), make(tmp_path / "2", seed="1", partition="q")
-    change(one, "UPDATE accuracy SET pooled = 50 WHERE round = 6")
-    change(two, "UPDATE accuracy SET pooled = 60 WHERE round = 6")
+    change(one, "UPDATE summary SET pooled = 50 WHERE round = 6 AND score = 'accuracy'")
+    change(two, "UPDATE summary SET pooled = 60 WHERE round = 6 AND score = 'accuracy'")
     (row,) = run_results.table(run_results.load(tmp_path))
     assert (row["seeds"], row["allocations"]) == (2, 2)
     assert row["after_last"] == 55
@@ -148,7 +150,7 @@ def test_runs_on_one_allocation_count_once(tmp_path: Path) -> None:
     """Seeds 0 and 1 train twice on allocation p (mean 55), seed 2 on q (75): two allocations with a mean of 65."""
     for seed, (partition, value) in enumerate((("p", 50), ("p", 60), ("q", 75))):
         path = make(tmp_path / str(seed), seed=str(seed), partition=partition)
-        change(path, f"UPDATE accuracy SET pooled = {value} WHERE round = 6")
+        change(path, f"UPDATE summary SET pooled = {value} WHERE round = 6 AND score = 'accuracy'")
     (row,) = run_results.table(run_results.load(tmp_path))
     assert (row["seeds"], row["allocations"], row["after_last"]) == (3, 2, 65)
     assert row["after_sd"] == pytest.approx(200**0.5)
@@ -156,7 +158,7 @@ def test_runs_on_one_allocation_count_once(tmp_path: Path) -> None:
 
 def test_seeds_with_and_without_validation_data_can_be_compared(tmp_path: Path) -> None:
     make(tmp_path / "2", seed="1")
-    change(make(tmp_path / "1"), "INSERT INTO accuracy VALUES (0, 'after', 'validation', 1, 0, 0, 0, 0)")
+    change(make(tmp_path / "1"), "INSERT INTO summary VALUES (0, 'after', 'validation', 'accuracy', 1, 0, 0, 0, 0)")
     (row,) = run_results.table(run_results.load(tmp_path))
     assert row["after_selected"] is None
 
@@ -193,7 +195,7 @@ def test_the_headline_is_of_the_model_that_the_method_is_evaluated_by() -> None:
     run = replace(run, before=replace(run.before, last=70.0))
     assert (run.headline.last, replace(run, evaluated="before").headline.last) == (80.0, 70.0)
     (row,) = run_results.table([replace(run, evaluated="before")])
-    assert list(row["accuracies"].values()) == [70.0]
+    assert list(row["scores"].values()) == [70.0]
 
 
 def test_each_allocation_counts_once_however_many_clients_it_has() -> None:
@@ -257,7 +259,8 @@ def test_who_wins_is_wrong_in_five_of_a_hundred_tables_at_most() -> None:
     wrong = 0
     for _ in range(200):
         values = random.normal(80, 1, (6, 4)) + random.normal(0, 3, 4)
-        rows = [{"round": 5, "allocations": 4, "overlap": 0.0, "accuracies": dict(enumerate(row))} for row in values]
+        about = {"round": 5, "allocations": 4, "overlap": 0.0, "score": ACCURACY.as_dict()}
+        rows = [about | {"scores": dict(enumerate(row))} for row in values]
         wrong += run_results._standings(rows)[0]["standing"] == "behind"  # the first, who is as good as any
     assert wrong <= 10
 
@@ -288,7 +291,7 @@ def test_ranks_are_over_equally_many_allocations() -> None:
 
 def stop(path: Path, done: int) -> None:
     """As if the run was still going after so many rounds."""
-    tables = ("round", "accuracy", "client_round", "watched", "event")
+    tables = ("round", "summary", "client_round", "client_score", "watched", "event")
     change(path, *(f"DELETE FROM {table} WHERE round >= {done}" for table in tables))
     change(path, "UPDATE meta SET value = 'running' WHERE key = 'status'")
 
@@ -374,8 +377,8 @@ def test_honest_clients_are_counted_apart_and_against_the_run_without_liars(tmp_
     clean = make(tmp_path / "none" / "toy")
     lied = make(tmp_path / "scaled" / "toy", attack=json.dumps({"kind": "scaled", "clients": [0], "factor": -5.0}))
     make(tmp_path / "short" / "toy", rounds="3")  # another number of rounds: not to be compared with
-    change(clean, "UPDATE client_round SET after_correct = 5 WHERE client = 1")
-    change(lied, "UPDATE client_round SET after_correct = 10 WHERE client = 0")
+    change(clean, "UPDATE client_score SET sum = 5 WHERE client = 1 AND phase = 'after' AND score = 'accuracy'")
+    change(lied, "UPDATE client_score SET sum = 10 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
     rows = {row["scenario"]: row for row in run_results.table(run_results.load(tmp_path), "toy")}
     assert (rows["scaled"]["attackers"], rows["none"]["attackers"]) == (1, 0)
     assert rows["scaled"]["honest"] == pytest.approx((0 + 20 + 0) / 3)

@@ -13,7 +13,7 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.training.local import Local, clipped, count_correct
 from fedapa.training.model import SplitModel, build_model
-from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.task import Batch, Task, Training, proximal, task_loss
 
 
 def small_task(training: Training, model: SplitModel | None = None) -> Task:
@@ -33,7 +33,7 @@ def local(task: Task, n: int = 30, client: int = 0, round: int = 0, memory: Tree
 def test_sgd_is_torchs_sgd_on_the_same_batches(weight_decay: float) -> None:
     task = small_task(Training(lr=0.1, momentum=0.9, batch=8, epochs=3, weight_decay=weight_decay))
     theta, phi = task.init(1)
-    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    found = local(task).sgd(task_loss, {"theta": theta, "phi": phi})
     leaves = [theta.clone().requires_grad_(), phi.clone().requires_grad_()]
     optimiser = torch.optim.SGD(leaves, lr=0.1, momentum=0.9, weight_decay=weight_decay)
     samples = data()
@@ -91,10 +91,10 @@ def test_momentum_survives_a_visit_only_if_the_task_keeps_it() -> None:
     theta, phi = kept.init(0)
     for task, remembers in ((kept, True), (reset, False)):
         first = local(task)
-        after = first.sgd(cross_entropy, {"theta": theta, "phi": phi})
+        after = first.sgd(task_loss, {"theta": theta, "phi": phi})
         assert bool(first.memory) is remembers
-        again = local(task, round=1, memory=first.memory).sgd(cross_entropy, after)
-        fresh = local(task, round=1).sgd(cross_entropy, after)
+        again = local(task, round=1, memory=first.memory).sgd(task_loss, after)
+        fresh = local(task, round=1).sgd(task_loss, after)
         assert torch.equal(again["theta"], fresh["theta"]) is not remembers
 
 
@@ -102,24 +102,24 @@ def test_visits_of_different_names_do_not_share_momentum() -> None:
     task = small_task(Training(batch=8, epochs=1))
     theta, phi = task.init(0)
     one = local(task)
-    one.sgd(cross_entropy, {"theta": theta, "phi": phi}, memory="body")
+    one.sgd(task_loss, {"theta": theta, "phi": phi}, memory="body")
     assert set(one.memory) == {"body/theta", "body/phi"}
-    one.sgd(cross_entropy, {"phi": phi}, given={"theta": theta}, memory=None)
+    one.sgd(task_loss, {"phi": phi}, given={"theta": theta}, memory=None)
     assert set(one.memory) == {"body/theta", "body/phi"}
-    one.sgd(cross_entropy, {"phi": phi}, given={"theta": theta}, memory="head")
+    one.sgd(task_loss, {"phi": phi}, given={"theta": theta}, memory="head")
     assert set(one.memory) == {"body/theta", "body/phi", "head/phi"}
 
 
 def test_frozen_parts_stay_and_rates_are_per_part() -> None:
     task = small_task(Training(batch=8, epochs=1, momentum=0.0))
     theta, phi = task.init(0)
-    found = local(task).sgd(cross_entropy, {"phi": phi}, given={"theta": theta})
+    found = local(task).sgd(task_loss, {"phi": phi}, given={"theta": theta})
     assert set(found) == {"phi"}
-    slow = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi}, lr={"theta": 0.0, "phi": 0.01})
+    slow = local(task).sgd(task_loss, {"theta": theta, "phi": phi}, lr={"theta": 0.0, "phi": 0.01})
     assert torch.equal(slow["theta"], theta)
     assert torch.allclose(slow["phi"], found["phi"], atol=1e-6)
     with pytest.raises(InputError, match="no learning rate for phi"):
-        local(task).sgd(cross_entropy, {"theta": theta, "phi": phi}, lr={"theta": 0.1})
+        local(task).sgd(task_loss, {"theta": theta, "phi": phi}, lr={"theta": 0.1})
 
 
 def test_proximal_pull_is_its_gradient() -> None:
@@ -129,7 +129,7 @@ def test_proximal_pull_is_its_gradient() -> None:
     anchors = {"anchor_theta": torch.zeros_like(theta), "rho": torch.tensor(0.3)}
     batch = Batch(*data())
     pulled = torch.autograd.grad(proximal(task, w, batch, anchors), w["theta"])[0]
-    plain = torch.autograd.grad(cross_entropy(task, w, batch, {}), w["theta"])[0]
+    plain = torch.autograd.grad(task_loss(task, w, batch, {}), w["theta"])[0]
     assert torch.allclose(pulled - plain, 0.3 * theta, atol=1e-5)
 
 
@@ -191,7 +191,7 @@ def test_the_task_may_clip_gradients() -> None:
     """One step at rate 1 without momentum is as long as the gradient: at most 0.01 here."""
     task = small_task(Training(lr=1.0, momentum=0.0, batch=30, epochs=1, clip_norm=0.01))
     theta, phi = task.init(0)
-    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    found = local(task).sgd(task_loss, {"theta": theta, "phi": phi})
     step = torch.cat([found["theta"] - theta, found["phi"] - phi])
     assert float(step.norm()) == pytest.approx(0.01, rel=1e-3)
 
@@ -208,7 +208,7 @@ def test_arguments_of_sgd_are_left_alone() -> None:
     task = small_task(Training(batch=8))
     theta, phi = task.init(0)
     memory = {"main/theta": torch.ones_like(theta), "main/phi": torch.ones_like(phi)}
-    local(task, memory=memory).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    local(task, memory=memory).sgd(task_loss, {"theta": theta, "phi": phi})
     assert torch.equal(theta, task.init(0)[0])
     assert torch.equal(memory["main/theta"], torch.ones_like(theta))
 
@@ -221,7 +221,7 @@ def test_batchnorm_statistics_are_those_of_the_module(where: str) -> None:
     model = SplitModel(build, torch.zeros(2, 4), "3", where)  # type: ignore[arg-type]
     task = small_task(Training(lr=0.1, momentum=0.0, batch=10, epochs=2), model)
     theta, phi = task.init(5)
-    found = local(task).sgd(cross_entropy, {"theta": theta, "phi": phi})
+    found = local(task).sgd(task_loss, {"theta": theta, "phi": phi})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         module = build()
@@ -274,7 +274,7 @@ def test_momentum_stays_with_weights_that_go_on(keep: bool | Literal["auto"], go
     task = small_task(Training(batch=8, epochs=1, keep_momentum=keep))
     for flag, kept in ((False, goes_on), (True, replaced)):
         mine = local(task)
-        mine.sgd(cross_entropy, dict(zip(("theta", "phi"), task.init(0), strict=True)), replaced=flag)
+        mine.sgd(task_loss, dict(zip(("theta", "phi"), task.init(0), strict=True)), replaced=flag)
         assert bool(mine.memory) == kept
 
 
@@ -286,4 +286,4 @@ def test_batchnorm_on_one_sample_is_refused_by_the_clients_name() -> None:
         task = small_task(Training(batch=8, drop_last=drop), model)
         theta, phi = task.init(0)
         with pytest.raises(InputError, match="client 0: BatchNorm cannot learn from a batch of one sample"):
-            local(task, n=n).sgd(cross_entropy, {"theta": theta, "phi": phi})
+            local(task, n=n).sgd(task_loss, {"theta": theta, "phi": phi})

@@ -19,6 +19,7 @@ import torch
 from command import SMALL, Call, started, wait_for
 from fedapa.analysis import run_results
 from fedapa.config.load import check, load, settings_of, training_of
+from fedapa.core.scores import ACCURACY
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError, RunError
 from fedapa.store import run_folder
@@ -97,7 +98,7 @@ def test_scores_are_those_of_held_out_data_and_no_others_are_shown(small: Path, 
         run = run_results.read(Path("out") / row["method"] / f"trial{row['trial']:03d}-seed0")
         assert run is not None
         assert row["held"] == row["allocations"]["0"] == run.headline.held
-        assert set(row) == {"method", "trial", "settings", "held", "allocations", "seconds", "state", "reason"}
+        assert set(row) == {"method", "trial", "settings", "held", "allocations", "seconds", "state", "reason", "score"}
     config = tomllib.loads(Path("out/local/trial001-seed0/config.toml").read_text())
     assert config["data"]["validation"] == 0.2
     assert "holds no train data out; trials hold out 20% of every train set" in answer.err
@@ -118,7 +119,10 @@ def test_the_default_is_trial_0_and_wins_ties(small: Path, here: None, tmp_path:
     for name, row in best(found).items():
         assert row["held"] == max(one["held"] for one in found if one["method"] == name)
         assert row["held"] >= next(one["held"] for one in found if one["method"] == name and one["trial"] == 0)
-    same = [{"method": "local", "trial": k, "held": held} for k, held in enumerate([70.0, None, 70.0, 69.0])]
+    same = [
+        {"method": "local", "trial": k, "held": held, "score": ACCURACY.as_dict()}
+        for k, held in enumerate([70.0, None, 70.0, 69.0])
+    ]
     assert chosen(same) == {"local": 0}
 
 

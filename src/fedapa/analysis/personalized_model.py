@@ -37,7 +37,7 @@ def in_use(method: Method, task: Task, point: Checkpoint, i: int, data: ClientDa
     return method.receive(task, state, down, Local(task, i, point.state.round, seed, data.train))
 
 
-def probabilities(method: Method, task: Task, state: Tree, x: torch.Tensor) -> Floats:
-    """[n, classes] of the personalized model."""
-    found = torch.softmax(outputs(Pass(method.predict, task, state, x)).double(), dim=1)
+def predictions(method: Method, task: Task, state: Tree, x: torch.Tensor) -> Floats:
+    """What the personalized model says: probabilities [n, classes], or values [n, 1] in the unit of the target."""
+    found = task.objective.predictions(outputs(Pass(method.predict, task, state, x)).double())
     return np.asarray(found.numpy(), dtype=np.float64)

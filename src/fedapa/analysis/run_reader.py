@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedapa.analysis import run_results
 from fedapa.analysis.run_results import Phase, RunResult
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.datasets.sources import SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
@@ -41,7 +42,7 @@ class Client(NamedTuple):
 
 class Curve(NamedTuple):
     rounds: Floats  # counted from 1
-    pooled: Floats  # percent; NaN where run.db holds no finite number
+    pooled: Floats  # of the primary score; NaN where run.db holds no finite number
 
 
 class Spent(NamedTuple):
@@ -78,6 +79,10 @@ class Run:
         return self.curves[self.result.evaluated]
 
     @property
+    def score(self) -> Score:
+        return self.result.score
+
+    @property
     def is_whole(self) -> bool:
         return self.result.status == "finished"
 
@@ -102,6 +107,11 @@ class Scenario:
     @property
     def first(self) -> Run:
         return self.runs[0]
+
+    @property
+    def score(self) -> Score:
+        """The primary score of its runs."""
+        return self.first.score
 
     def of(self, label: str) -> list[Run]:
         return [run for run in self.runs if run.label == label]
@@ -148,15 +158,15 @@ def read_run(folder: Path, name: str, with_matrices: bool = True) -> Run | Troub
 
 def _sound(result: RunResult, name: str) -> RunResult:
     """Numbers that are not finite become NaN, which every mean passes on and no maximum picks."""
-    before, after = (_finite_phase(phase) for phase in (result.before, result.after))
+    before, after = (_finite_phase(phase, result.score) for phase in (result.before, result.after))
     return replace(result, folder=Path(name), before=before, after=after)
 
 
-def _finite_phase(phase: Phase) -> Phase:
+def _finite_phase(phase: Phase, score: Score) -> Phase:
     curve = np.array([_finite(value) for value in phase.curve])
     if np.isfinite(curve).all():
         return phase
-    best = float(np.nanmax(curve)) if np.isfinite(curve).any() else float("nan")
+    best = float(curve[score.best(curve.tolist())])
     return replace(phase, last=float(curve[-1]), best=best, tail=float("nan"))
 
 
@@ -243,7 +253,7 @@ def scenarios_of(runs: Iterable[Run]) -> list[Scenario]:
 
 def _key(run: Run) -> dict[str, Any]:
     """What must be equal for two runs to be compared."""
-    tables = {name: run.config.get(name) or {} for name in ("data", "model", "training", "run", "attack")}
+    tables = {name: run.config.get(name) or {} for name in ("data", "model", "objective", "training", "run", "attack")}
     key = {
         f"{name}.{word}": value
         for name, table in tables.items()
@@ -254,6 +264,7 @@ def _key(run: Run) -> dict[str, Any]:
         plan = settings(run.about.get("plan", ""))
         key = {f"run.{word}": value for word, value in plan.items() if word not in ("seed", "evaluate_every")}
         key |= {"data.source": run.about.get("source", "data"), "data.clients": len(run.clients)}
+        key |= {"objective": run.result.score.name} if run.result.score != ACCURACY else {}
         key |= {f"training.{word}": value for word, value in settings(run.about.get("training", "")).items()}
     return key
 
@@ -320,7 +331,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{versions[0].upper()}{versions[1:]}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
     if broken:
-        yield f"Accuracies that are not finite are left out: {', '.join(broken)}."
+        yield f"Scores that are not finite are left out: {', '.join(broken)}."
     twice = [key for key, n in Counter((run.label, run.result.seed) for run in runs).items() if n > 1]
     if twice:
         names = ", ".join(f"{label} seed {seed}" for label, seed in twice)

@@ -13,35 +13,34 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.analysis import statistics
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.errors import InputError
 from fedapa.methods import privacy
 from fedapa.methods.catalogue import METHODS
-from fedapa.rounds.evaluation import Counts, Summary
+from fedapa.rounds.evaluation import Summary, Sums
 from fedapa.store import provenance, run_db
 from fedapa.store.provenance import Provenance
 from fedapa.store.run_folder import CONFIG, runs_under
 
-Percent = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 LOCAL = "local"  # the rival of all: training alone
 LATER = ("attackers", "attacker_weight", "evaluated_rounds")  # lists that older files of results do not have
-PERCENT = (0.0, 100.0)
-POINTS = (-100.0, 100.0)
 LEVEL = 0.05  # of every test
 TAIL = 5  # rounds in the mean of the last rounds
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Pooled accuracy before or after local training: the last round, the best one, the mean of the last five."""
+    """The pooled primary score before or after local training: last round, best round, mean of the last five."""
 
     last: float
     best: float
     best_round: int
     tail: float
-    selected: float | None  # at the round with the best validation accuracy, where there is validation data
+    selected: float | None  # at the round with the best score on validation data, where there is validation data
     summary: Summary  # of the last round
-    curve: tuple[float, ...]  # pooled accuracy of every evaluated round
-    held: float | None = None  # accuracy on validation data, mean of the last five rounds: to choose by
+    curve: tuple[float, ...]  # pooled, of every evaluated round
+    held: float | None = None  # score on validation data, mean of the last five rounds: to choose by
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class RunResult:
     after: Phase
     kib: float  # down and up, per trained client and round
     seconds: float
-    counts: Counts  # [M, 2] correct and total of the last round, of the model that the method is evaluated by
+    counts: Sums  # [M, 2] sum and count of the primary score in the last round, of the evaluated model
     partition: str
     attackers: tuple[int, ...] = ()  # the clients that lie
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
@@ -67,6 +66,7 @@ class RunResult:
 
     evaluated_rounds: tuple[int, ...] = ()  # rounds done when the evaluated model was scored
     overlap: float = 0.0  # test rows per train row where seeds split the rows of the same sites anew, else 0
+    score: Score = ACCURACY  # the primary one
     source: Path | None = None  # the folder that run.db is in, to look at earlier rounds; None: read from a file
 
     @property
@@ -81,7 +81,8 @@ class RunResult:
     @property
     def honest(self) -> npt.NDArray[np.bool_]:
         """[M] the clients that count: those that do not lie, and have test samples."""
-        return ~np.isin(np.arange(len(self.counts)), self.attackers) & (self.counts[:, 1] > 0)
+        found: npt.NDArray[np.bool_] = ~np.isin(np.arange(len(self.counts)), self.attackers) & (self.counts[:, 1] > 0)
+        return found
 
     @property
     def headline(self) -> Phase:
@@ -142,12 +143,12 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
         seen = [t for t, _ in _up_to(until, run_db.curve(db, about["evaluated"]))]
         totals = run_db.totals(db)
         liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
-        counts = run_db.client_counts(db, seen[-1], about["evaluated"])
+        counts = run_db.client_sums(db, seen[-1], about["evaluated"])
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
             counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
-            about.get("privacy", ""), tuple(seen), _overlap(folder, db), folder,
+            about.get("privacy", ""), tuple(seen), _overlap(folder, db), run_db.primary(db), folder,
         )  # fmt: skip
 
 
@@ -175,11 +176,11 @@ def _phase(db: Any, name: str, until: int | None = None) -> Phase | None:
     rows = _up_to(until, run_db.curve(db, name))
     if not rows:
         return None
-    pooled = [summary.pooled for _, summary in rows]
-    best = int(np.argmax(pooled))
+    pooled, score = [summary.pooled for _, summary in rows], run_db.primary(db)
+    best = score.best(pooled)
     held = [summary.pooled for _, summary in _up_to(until, run_db.curve(db, name, "validation"))]
-    selected = pooled[int(np.argmax(held))] if held else None
-    tail, curve = float(np.mean(pooled[-TAIL:])), tuple(round(value, 2) for value in pooled)
+    selected = pooled[score.best(held)] if held else None
+    tail, curve = float(np.mean(pooled[-TAIL:])), tuple(round(value, score.digits) for value in pooled)
     chosen_by = float(np.mean(held[-TAIL:])) if held else None
     return Phase(pooled[-1], pooled[best], rows[best][0], tail, selected, rows[-1][1], curve, chosen_by)
 
@@ -220,7 +221,7 @@ def _opponent(run: RunResult, runs: Sequence[RunResult], rival: str) -> RunResul
     The fingerprint says which allocation it is: runs may share one and differ in the seed of their training.
     """
     found = [o for o in runs if (o.label, o.partition) == (rival, run.partition) and len(o.counts) == len(run.counts)]
-    found = [o for o in found if o.provenance.numerics == run.provenance.numerics]
+    found = [o for o in found if o.provenance.numerics == run.provenance.numerics and o.score.name == run.score.name]
     found.sort(key=lambda o: (o.scenario != run.scenario, o.seed != run.seed, o.status != "finished"))
     return found[0] if found else None
 
@@ -240,9 +241,9 @@ def _whole_of(pair: Pair) -> list[RunResult]:
     return [run for run in pair if run.status == "finished"]
 
 
-def gaps(run: RunResult, other: RunResult) -> Percent:
-    """Points that every client has more than in the other run."""
-    found: Percent = np.round(_percent(run) - _percent(other), 9)
+def gaps(run: RunResult, other: RunResult) -> Floats:
+    """How much better every client is off than in the other run: above 0, whatever the direction of the score."""
+    found: Floats = np.round(run.score.sign * (values(run) - values(other)), 9)
     return found
 
 
@@ -253,19 +254,19 @@ def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str
         if run.label == rival or not (found := pairs([run], runs, rival)):
             continue
         mine, other = found[0]
-        for client, (ours, theirs) in enumerate(zip(_percent(mine), _percent(other), strict=True)):
+        for client, (ours, theirs, gain) in enumerate(zip(values(mine), values(other), gaps(*found[0]), strict=True)):
             place = {"scenario": run.scenario, "method": run.label, "seed": run.seed, "client": client}
             place["round"] = mine.round
             tested = int(run.counts[client, 1])
-            scores = {"accuracy": float(ours), rival: float(theirs), "gain": float(ours - theirs)}
+            scores = {run.score.name: float(ours), rival: float(theirs), "gain": float(gain)}
             lies = {"lies": client in run.attackers} if any(one.attackers for one in runs) else {}
             rows.append({**place, **lies, "test_samples": tested, **scores})
     return rows
 
 
-def _percent(run: RunResult) -> Percent:
-    found: Percent = 100.0 * run.counts[:, 0] / np.maximum(run.counts[:, 1], 1)
-    return found
+def values(run: RunResult) -> Floats:
+    """Every client's primary score; NaN where it has no test samples."""
+    return run.score.values(run.counts[:, 0], run.counts[:, 1])
 
 
 # ------------------------------------------------------------------------------------------------------ the table
@@ -307,21 +308,22 @@ def _standings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The highest mean over the allocations that all share; methods on fewer than three stand back if others can."""
     furthest = max((row["round"] for row in rows), default=0)
-    level = [row for row in rows if row["round"] == furthest and np.isfinite(list(row["accuracies"].values())).all()]
+    level = [row for row in rows if row["round"] == furthest and row["score"] == rows[0]["score"]]
+    level = [row for row in level if np.isfinite(list(row["scores"].values())).all()]
     enough = [row for row in level if row["allocations"] >= statistics.FEWEST]
     level = enough if len(enough) > 1 else level
-    shared = set.intersection(*(set(row["accuracies"]) for row in level)) if level else set()
-    return max(level, key=lambda row: sum(row["accuracies"][a] for a in shared)) if shared else None
+    shared = set.intersection(*(set(row["scores"]) for row in level)) if level else set()
+    return max(level, key=lambda row: score_of(row).sign * sum(row["scores"][a] for a in shared)) if shared else None
 
 
 def _standing(row: dict[str, Any], best: dict[str, Any] | None, rivals: int) -> dict[str, Any]:
     if row is best:
         return {"standing": "best", "behind": 0.0, "behind_p": None}
-    if best is None or row["round"] != best["round"]:
+    if best is None or row["round"] != best["round"] or row["score"] != best["score"]:
         why = "not compared: no allocation in common" if best is None else f"not compared: at round {row['round']}"
         return {"standing": why, "behind": None, "behind_p": None}
-    mine, top = row["accuracies"], best["accuracies"]
-    gaps = [top[a] - mine[a] for a in mine if a in top]
+    mine, top = row["scores"], best["scores"]
+    gaps = [score_of(row).sign * (top[a] - mine[a]) for a in mine if a in top]
     if not gaps:
         return {"standing": "not compared: no allocation in common", "behind": None, "behind_p": None}
     p = statistics.paired_p(gaps, row["overlap"])
@@ -352,7 +354,9 @@ def who_wins(rows: Sequence[dict[str, Any]], name: Callable[[str], str] = str) -
     groups: dict[str, list[str]] = {}
     for row in rows:
         groups.setdefault(row["standing"], []).append(name(row["method"]))
-    told = [f"Highest: {name(best['method'])} with {best[best['evaluated'] + '_last']:.2f} %"]
+    score = score_of(best)
+    first = "Highest" if score.better == "higher" else f"Lowest {score.name}"
+    told = [f"{first}: {name(best['method'])} with {score.text(best[best['evaluated'] + '_last'])}"]
     told += [_told(standing, names, len(rows) - 1) for standing, names in groups.items() if standing != "best"]
     return ". ".join(told) + "."
 
@@ -392,7 +396,9 @@ def ranks(rows: Sequence[dict[str, Any]]) -> statistics.Ranks | None:
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["round"] == furthest[row["scenario"]]:
-            scores.setdefault(row["method"], {})[row["scenario"]] = row["accuracies"]
+            sign = score_of(row).sign  # ranked from high to low
+            signed = {allocation: sign * value for allocation, value in row["scores"].items()}
+            scores.setdefault(row["method"], {})[row["scenario"]] = signed
     whole = {name: found for name, found in scores.items() if len(found) == len(scenarios)}
     if len(scenarios) < 2 or len(whole) < 2:
         return None
@@ -423,6 +429,7 @@ def _row(label: str, every: Sequence[RunResult], runs: Sequence[RunResult], riva
         "round": mine[0].round,
         "unfinished": len(every) - len(mine),  # runs beside finished ones, which do not count until they are done
         "evaluated": mine[0].evaluated,
+        "score": mine[0].score.as_dict(),
         "numerics": " and ".join(map(str, sorted({run.provenance.numerics for run in mine}))),
     }
     for name in ("before", "after"):
@@ -441,8 +448,13 @@ def _row(label: str, every: Sequence[RunResult], runs: Sequence[RunResult], riva
     row["seconds"] = _mean([run.seconds for run in mine])
     account = mine[0].privacy
     row["epsilon"] = None if account is None else account.short()
-    row |= {"accuracies": headline, "overlap": mine[0].overlap}
+    row |= {"scores": headline, "overlap": mine[0].overlap}
     return row
+
+
+def score_of(row: dict[str, Any]) -> Score:
+    """What the numbers of a row are values of."""
+    return Score(**row["score"])
 
 
 def protection(runs: Sequence[RunResult]) -> list[str]:
@@ -464,7 +476,7 @@ def _over(runs: Sequence[RunResult], values: Sequence[float]) -> float:
 
 
 def _interval(runs: Sequence[RunResult], values: Sequence[float]) -> statistics.Interval:
-    return statistics.interval(list(_by_allocation(runs, values).values()), PERCENT, runs[0].overlap)
+    return statistics.interval(list(_by_allocation(runs, values).values()), runs[0].score.bounds, runs[0].overlap)
 
 
 def _gains(mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> dict[str, Any]:
@@ -481,7 +493,7 @@ def _gains(mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> 
     honest = [gaps(run, other)[run.honest & other.honest] for run, other in found]
     points = list(_by_allocation([run for run, _ in found], [_mean(gap) for gap in honest]).values())
     overlap = found[0][0].overlap
-    spread = statistics.interval(points, POINTS, overlap)
+    spread = statistics.interval(points, found[0][0].score.gap_bounds, overlap)
     signs = np.sign(np.concatenate(honest))
     p = statistics.paired_p(points, overlap)
     return {
@@ -504,18 +516,18 @@ def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str,
     weights = [run.attacker_weight[-1] for run in mine if run.attacker_weight]
     return {
         "attackers": len(mine[0].attackers),
-        "honest": _mean([float(_percent(run)[run.honest].mean()) for run in mine]),
+        "honest": _mean([float(values(run)[run.honest].mean()) for run in mine]),
         "attack_points": _mean(costs) if costs else None,
         "attacker_weight": _mean(weights) if weights else None,
     }
 
 
 def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
-    """Mean accuracy of the honest clients, minus that of the same clients where nobody lies."""
+    """How much better the honest clients are off than the same clients where nobody lies; below 0: worse."""
     for other in runs:
         if _setting(other) == _setting(run) and not other.attackers:
             met = level([run, other])
-            return float((_percent(met[0]) - _percent(met[1]))[run.honest].mean()) if met else None
+            return float(gaps(met[0], met[1])[run.honest].mean()) if met else None
     return None
 
 
@@ -535,6 +547,7 @@ def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         row = asdict(replace(run, source=None))
         del row["source"]
         row |= {"folder": run.folder.name, "counts": run.counts.tolist(), "environment": _environment(run.folder)}
+        row |= {"score": run.score.as_dict()}
         rows.append(row)
     return rows
 
@@ -557,12 +570,13 @@ def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
 
 def _from_dict(row: dict[str, Any]) -> RunResult:
     phases = {name: _phase_of(row[name]) for name in ("before", "after")}
-    aside = (*LATER, "provenance", "account", "overlap", "source")
+    aside = (*LATER, "provenance", "account", "overlap", "score", "source")
     known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in aside}
     later: dict[str, Any] = {name: tuple(row.get(name, ())) for name in LATER}
     later |= {"provenance": provenance.from_dict(row.get("provenance", {})), "account": row.get("account", "")}
-    counts = np.array(row["counts"], dtype=np.int64)
-    rest = {"folder": Path(row["folder"]), "counts": counts, "overlap": row.get("overlap", 0.0)}
+    counts = np.array(row["counts"], dtype=np.float64)
+    score = Score(**row["score"]) if "score" in row else ACCURACY
+    rest = {"folder": Path(row["folder"]), "counts": counts, "overlap": row.get("overlap", 0.0), "score": score}
     return RunResult(**{**known, **later, **phases, **rest})
 
 
@@ -577,5 +591,5 @@ def _environment(folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in ("date", "python", "packages") if key in found}
 
 
-def _mean(values: Sequence[float] | Percent) -> float:
+def _mean(values: Sequence[float] | Floats) -> float:
     return float(np.mean(values))

@@ -9,7 +9,7 @@ from fedapa.methods.catalogue import make
 from fedapa.rounds.loop import Plan
 from fedapa.simulation import simulate
 from fedapa.training.local import Local, count_correct
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 SETS = {"cifar10": ("CIFAR-10", 5.0), "fmnist": ("Fashion-MNIST", 7.0)}
 METHODS = ("fedproto", "fedpac", "dbe", "fedphp", "fedamp", "ditto")
@@ -29,8 +29,8 @@ def _training(name: str, how: How) -> Row:
     product, flops = gemm()
     ways = {
         "plain": lambda: plain.train(model, plain.optimiser(model, bed.torch.training), loader),
-        "torch": lambda: bed.local(bed.torch).sgd(cross_entropy, bed.start),
-        "native": lambda: bed.local(bed.native).sgd(cross_entropy, bed.start),
+        "torch": lambda: bed.local(bed.torch).sgd(task_loss, bed.start),
+        "native": lambda: bed.local(bed.native).sgd(task_loss, bed.start),
         "gemm": lambda: [product() for _ in range(how.pick(10, 1))],
     }
     with threads():

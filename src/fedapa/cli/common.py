@@ -159,8 +159,8 @@ def play_all(
         for run in todo:
             one = bar.add_task(run.name, total=totals[run], completed=rounds_done(run), note="")
 
-            def step(log: Any, one: Any = one) -> None:
-                bar.update(one, completed=log.round + 1, note=_note(log))
+            def step(log: Any, one: Any = one, run: Path = run) -> None:
+                bar.update(one, completed=log.round + 1, note=_note(log, run))
                 bar.advance(whole)
 
             try:
@@ -187,13 +187,18 @@ def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) 
     return kind(f"{len(failed)} of {runs} runs failed: {'; '.join(listed)}", hint)
 
 
-def _note(log: Any) -> str:
+def _note(log: Any, run: Path) -> str:
+    """The primary score before and after local training."""
     from fedapa.rounds.evaluation import summarise
+    from fedapa.store import run_db
 
     if log.before is None or log.after is None:
         return ""
-    before, after = (summarise(c[:, 0], c[:, 1]).pooled for c in (log.before, log.after))
-    return f"{before:.1f} / {after:.1f} %"
+    with run_db.reading(run / "run.db") as db:
+        score = run_db.primary(db)
+    before, after = (summarise(score, c[:, 0, 0], c[:, 0, 1]).pooled for c in (log.before, log.after))
+    digits = 1 if score.unit == "%" else score.digits
+    return f"{before:.{digits}f} / {after:.{digits}f} {score.unit or score.name}"
 
 
 def print_comparison(out: Path, form: str, rival: str = "local") -> None:
@@ -277,28 +282,34 @@ def _doubts(rows: Sequence[dict[str, Any]], rival: str) -> str:
 
 def _gain(row: dict[str, Any]) -> str:
     """Points with the p of the paired test; the round where that is not the last of the plan."""
+    from fedapa.analysis.run_results import score_of
+
     if row["gain_points"] is None:
         return "–"
     where = "" if row["rounds"].endswith(f"/{row['gain_round']}") else f" at round {row['gain_round']}"
-    return f"{row['gain_points']:+.2f}{_sure(row['gain_p_adjusted'])}{where}"
+    return f"{score_of(row).number(row['gain_points'], signed=True)}{_sure(row['gain_p_adjusted'])}{where}"
 
 
 def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
-    """Percent with spread; the model that the method's paper evaluates carries a star."""
+    """The primary score with its spread; the model that the method's paper evaluates carries a star."""
+    from fedapa.analysis.run_results import score_of
+
+    score = score_of(row)
+    what = score.unit or score.name
     shown: dict[str, Any] = {"method": row["method"], "allocations": row["allocations"], "rounds": row["rounds"]}
     for phase in ("before", "after"):
-        spread = "" if row[f"{phase}_sd"] is None else f" ± {row[f'{phase}_sd']:.2f}"
+        spread = "" if row[f"{phase}_sd"] is None else f" ± {score.number(row[f'{phase}_sd'])}"
         star = "*" if row["evaluated"] == phase else ""
-        shown[f"{phase} %"] = f"{row[f'{phase}_last']:.2f}{spread}{star}"
-    shown["best %"] = row[f"{row['evaluated']}_best"]
+        shown[f"{phase} {what}"] = f"{score.number(row[f'{phase}_last'])}{spread}{star}"
+    shown[f"best {what}"] = score.number(row[f"{row['evaluated']}_best"])
     if row[f"{row['evaluated']}_selected"] is not None:
-        shown["selected %"] = row[f"{row['evaluated']}_selected"]
+        shown[f"selected {what}"] = score.number(row[f"{row['evaluated']}_selected"])
     if row["attackers"]:
-        shown["honest %"] = row["honest"]
-        shown["by attack"] = "–" if row["attack_points"] is None else f"{row['attack_points']:+.2f}"
+        shown[f"honest {what}"] = score.number(row["honest"])
+        shown["by attack"] = score.number(row["attack_points"], signed=True)
         weight = row["attacker_weight"]
         shown["weight on liars %"] = "–" if weight is None else f"{100 * weight:.1f}"
-    shown["worst client %"] = row["worst_client"]
+    shown[f"worst client {what}"] = score.number(row["worst_client"])
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
     shown[f"vs {rival}"] = _gain(row)
     shown["KiB/client/round"] = f"{row['kib']:.1f}"

@@ -12,7 +12,7 @@ SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}"
 
 
 def as_csv(rows: Rows) -> str:
-    """One line per scenario and method; gain becomes three columns, and the accuracies of allocations stay out."""
+    """One line per scenario and method; gain becomes three columns, and the scores of allocations stay out."""
     flat = [_flat(row) for row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
@@ -26,7 +26,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         return row
     gain = row["gain"] or [None, None, None]
     counted = dict(zip(("clients_gain", "clients_equal", "clients_lose"), gain, strict=True))
-    return {key: value for key, value in row.items() if key not in ("gain", "accuracies")} | counted
+    kept = {key: value for key, value in row.items() if key not in ("gain", "scores")}
+    return kept | {"score": row["score"]["name"]} | counted
 
 
 def as_latex(rows: Rows) -> str:
@@ -42,7 +43,7 @@ def as_latex(rows: Rows) -> str:
         r"% needs \usepackage{booktabs}; * is the model that the method's paper evaluates, bold the highest of these",
         rf"\begin{{tabular}}{{l{'rr' * len(scenarios)}}}",
         r"\toprule",
-        _line(["", *(rf"\multicolumn{{2}}{{c}}{{{_escaped(s or 'accuracy (%)')}}}" for s in scenarios)]),
+        _line(["", *(rf"\multicolumn{{2}}{{c}}{{{_escaped(s or _heading(rows))}}}" for s in scenarios)]),
         rules,
         _line(["Method", *["before", "after"] * len(scenarios)]),
         r"\midrule",
@@ -53,15 +54,21 @@ def as_latex(rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _heading(rows: Rows) -> str:
+    score = rows[0]["score"]
+    return f"{score['name']} ({score['unit']})" if score.get("unit") else str(score["name"])
+
+
 def _entries(row: dict[str, Any] | None) -> list[str]:
     return ["--", "--"] if row is None else [_entry(row, phase) for phase in ("before", "after")]
 
 
 def _entry(row: dict[str, Any], phase: str) -> str:
-    mean, sd = f"{row[f'{phase}_last']:.2f}", row[f"{phase}_sd"]
+    digits, sd = row["score"]["digits"], row[f"{phase}_sd"]
+    mean = f"{row[f'{phase}_last']:.{digits}f}"
     is_evaluated = row["evaluated"] == phase
     mean = rf"\textbf{{{mean}}}" if is_evaluated and row["standing"] == "best" else mean
-    spread = "" if sd is None else rf" $\pm$ {sd:.2f}"
+    spread = "" if sd is None else rf" $\pm$ {sd:.{digits}f}"
     done, _, planned = row["rounds"].partition("/")
     return mean + ("$^*$" if is_evaluated else "") + spread + ("" if done == planned else f" (round {row['round']})")
 

@@ -28,7 +28,7 @@ def command(
     """
     from fedapa.config.experiment import read_config
     from fedapa.site.onboarding import onboard
-    from fedapa.site.silo_scores import readable
+    from fedapa.site.silo_scores import shown
 
     who = name or file.stem
     total = rounds or read_config(run).run.rounds
@@ -36,12 +36,11 @@ def command(
         task = bar.add_task(f"onboarding {who}", total=total, note="")
         found = onboard(run, who, file, out or run / "joined" / who, rounds, lambda t: bar.advance(task), anyway)
     if form == "json":
-        scores = {k: {"accuracy": found.accuracy[k]._asdict(), "auc": found.auc[k]._asdict()} for k in found.accuracy}
+        scores = {k: {name: one._asdict() for name, one in mine.items()} for k, mine in found.scores.items()}
         ui.dump({"name": who, "rows": found.rows, "models": scores, "weights": found.weights, "folder": found.folder})
         return
     rows = [
-        {"model": k, "accuracy %": readable(found.accuracy[k], 100, 1), "AUC": readable(found.auc[k])}
-        for k in found.accuracy
+        {"model": k, **{m.title: shown(m, mine[m.name]) for m in found.measures}} for k, mine in found.scores.items()
     ]
     ui.show(rows, form, title=f"{who}: {found.rows[0]} train and {found.rows[1]} test rows, 95 % intervals")
     if found.weights:

@@ -47,7 +47,9 @@ def _json(names: list[str], classes: tuple[str, ...], p: list[list[float]], what
     import json
 
     rows = [
-        {what: name, "class": classes[row.index(max(row))], "probabilities": dict(zip(classes, row, strict=True))}
+        {what: name, "value": row[0]}
+        if not classes
+        else {what: name, "class": classes[row.index(max(row))], "probabilities": dict(zip(classes, row, strict=True))}
         for name, row in zip(names, p, strict=True)
     ]
     return json.dumps(rows, indent=2) + "\n"

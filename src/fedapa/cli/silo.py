@@ -26,7 +26,7 @@ def run(
     config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
     deliver: str | None, anyway: bool, out: Path | None, form: str,
 ) -> None:  # fmt: skip
-    """Run every method of CONFIG on every split of the sites' data; accuracy and AUC of every site.
+    """Run every method of CONFIG on every split of the sites' data; the scores of every site.
 
     Every seed is another split. Intervals are 95 % confidence intervals over the splits, widened for the rows that
     splits share. The models of the first split go to OUT/sites/NAME/site-model; one that says no more than the most
@@ -65,7 +65,8 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
         for folder in runs:
             scored += silo_scores.score_run(folder)
             bar.advance(task)
-    everything = silo_scores.as_dict(scored)
+    measures = silo_scores.measures_in(runs[0])
+    everything = silo_scores.as_dict(scored, measures)
     write_json(out / "silo.json", everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
@@ -76,7 +77,9 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
         ui.dump(everything | found)
         return
     ui.show(
-        [_readable(row) for row in silo_scores.table(scored)], form, title=f"{len(wanted.seeds)} splits, 95 % intervals"
+        [_readable(row, measures) for row in silo_scores.table(scored, measures)],
+        form,
+        title=f"{len(wanted.seeds)} splits, 95 % intervals",
     )
     for note in everything["notes"]:
         click.echo(f"note: {note}")
@@ -88,15 +91,13 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     ui.say(f"all numbers: {out}/silo_scores.json; runs: {out}{models}")
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    from fedapa.site.silo_scores import readable
+def _readable(row: dict[str, Any], measures: list[Any]) -> dict[str, Any]:
+    """Every measure and its gain over local training, above 0 where the method is better."""
+    from fedapa.site.silo_scores import shown
 
-    return {
-        "site": row["site"],
-        "method": row["method"],
-        "test rows": row["test rows"],
-        "accuracy %": readable(row["accuracy"], 100, 1),
-        "vs local": readable(row["accuracy gain"], 100, 1, signed=True),
-        "AUC": readable(row["auc"]),
-        "AUC vs local": readable(row["auc gain"], signed=True),
-    }
+    found = {key: row[key] for key in ("site", "method", "test rows")}
+    for k, measure in enumerate(measures):
+        found[measure.title] = shown(measure, row[measure.name])
+        gain = "vs local" if k == 0 else f"{measure.title} vs local"
+        found[gain] = shown(measure, row[f"{measure.name} gain"], signed=True)
+    return found

@@ -38,7 +38,7 @@ def dry_run(
         found = play(wanted, wanted.methods[0], site, lambda log: bar.advance(task))
     manifest.write(out, found.wire)
     if form == "json":
-        scores = {"accuracy": found.accuracy._asdict(), "auc": found.auc._asdict()}
+        scores = {name: interval._asdict() for name, interval in found.alone.items()}
         told = {"privacy": found.privacy, "warnings": found.warnings}
         ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **told})
         return
@@ -47,7 +47,7 @@ def dry_run(
 
 
 def _show(found: Any, form: str) -> None:
-    from fedapa.site.silo_scores import readable
+    from fedapa.site.model_card import told as _told
 
     unique = {str(row): row for message in found.wire["up"] for row in message}
     rows = [
@@ -64,5 +64,5 @@ def _show(found: Any, form: str) -> None:
         click.echo(f"privacy: {line}")
     for line in found.warnings:
         ui.say(f"warning: {found.method}: {line}")
-    accuracy, area = readable(found.accuracy, 100, 1), readable(found.auc)
-    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: accuracy {accuracy} %, AUC {area}")
+    told = ", ".join(_told(measure, found.alone[measure.name]) for measure in found.measures)
+    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: {told}")

@@ -52,8 +52,9 @@ def command(
 
     Every method gets the same number of trials, allocations and rounds; its default settings are trial 0. The learning
     rate and the local epochs are searched for all methods, Local too, and what a method declares beside its
-    hyper-parameters (docs/start-researcher.md). The score of a trial is the accuracy on held-out data of the model that
-    the method is evaluated by, mean of the last five rounds and of the allocations; test data plays no part.
+    hyper-parameters (docs/start-researcher.md). The score of a trial is the primary score (accuracy, RMSE) on held-out
+    data of the model that the method is evaluated by, mean of the last five rounds and of the allocations; test data
+    plays no part.
 
     A killed tuning goes on by the same command or by `fedapa resume OUT`, and more --trials may be asked for later. A
     trial that fails is kept with its reason and stops no other. Trials are in OUT/tune.json and OUT/trials.csv;
@@ -151,7 +152,12 @@ def _show(plan: Plan, rows: list[Row], form: str) -> None:
 
 
 def _choice(row: Row) -> Row:
-    shown = {"method": row["method"], "trial": row["trial"], "held out %": row["held"], "default %": row["default"]}
+    from fedapa.analysis.run_results import score_of
+
+    score = score_of(row)
+    what = score.unit or score.name
+    shown = {"method": row["method"], "trial": row["trial"], f"held out {what}": score.number(row["held"])}
+    shown |= {f"default {what}": score.number(row["default"])}
     return {**shown, "settings": " ".join(f"{k}={v}" for k, v in _written(row["settings"]).items()) or "default"}
 
 
@@ -167,9 +173,13 @@ def _show_tables(plan: Plan, rows: list[Row]) -> None:
 
 
 def _readable(row: Row, seeds: list[int]) -> Row:
-    each = {f"seed {seed} %": row["allocations"][str(seed)] for seed in seeds} if len(seeds) > 1 else {}
-    held = row["state"] if row["held"] is None else f"{row['held']:.2f}"
-    return {"trial": row["trial"], "held out %": held, **each, "s": round(row["seconds"])}
+    from fedapa.analysis.run_results import score_of
+
+    score = score_of(row)
+    what, of = score.unit or score.name, row["allocations"]
+    each = {f"seed {seed} {what}": score.number(of[str(seed)]) for seed in seeds} if len(seeds) > 1 else {}
+    held = row["state"] if row["held"] is None else score.number(row["held"])
+    return {"trial": row["trial"], f"held out {what}": held, **each, "s": round(row["seconds"])}
 
 
 def _written(settings: Row) -> dict[str, str]:

@@ -11,14 +11,16 @@ from fedapa.cli import ui
 
 @click.command(short_help="Check a method of your own against the laws")
 @click.argument("target")
+@click.option("--objective", default="classification", show_default=True, help="Or regression, or file.py:Class.")
 @ui.format_option
-def command(target: str, form: str) -> None:
+def command(target: str, objective: str, form: str) -> None:
     """Run every law on TARGET: a Python file that defines methods, or the name of a shipped method.
 
     Prints which law broke, with the numbers that show it. Exit code 1 if any did.
     """
     from fedapa.errors import RunError
     from fedapa.methods.catalogue import is_known, make
+    from fedapa.training.objective import make_objective
     from fedapa.verify import LAWS, load_method, verify
 
     methods = {target: make(target)} if is_known(target) else load_method(Path(target))
@@ -26,7 +28,7 @@ def command(target: str, form: str) -> None:
     with ui.progress() as bar:
         task = bar.add_task("laws", total=2 * len(LAWS) * len(methods), note="")
         for name, method in methods.items():
-            for found in verify(method):
+            for found in verify(method, make_objective(objective)):
                 verdict = "holds" if found.holds else "BROKEN"
                 rows.append({"method": name, "law": found.law, "schedule": found.schedule, "verdict": verdict,
                              "measured": found.detail})  # fmt: skip

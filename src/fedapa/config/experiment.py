@@ -14,7 +14,7 @@ from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data import partition as partitions
 from fedapa.data.datasets import sources
-from fedapa.data.federated import Federated, federate
+from fedapa.data.federated import Federated, federate, strata
 from fedapa.data.sites import Own, Sites
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
@@ -28,6 +28,7 @@ from fedapa.store import provenance
 from fedapa.store import run_folder as folders
 from fedapa.store.run_folder import kept_engine
 from fedapa.training.engines.choice import Engine
+from fedapa.training.objective import Objective, Target, make_objective
 from fedapa.training.task import Task, Training
 
 # Keys without a say in the numbers; the engine has one in the last digits, and a run says which it was.
@@ -105,7 +106,7 @@ def what_counts(config: Config) -> dict[str, Any]:
     Of files only the names are here: their content is in the fingerprint of the allocation.
     """
     base, settings = settings_of(config, config.methods[0])
-    kept = {"data", "sites", "model", "run", "attack"}
+    kept = {"data", "sites", "model", "objective", "run", "attack"}
     found = config.model_dump(mode="json", include=kept, exclude_defaults=True)
     found = {name: _without(table, ASIDE.get(name, ())) for name, table in found.items() if table is not None}
     found["training"] = _changed(Training(**training_of(config, config.methods[0]).model_dump()))
@@ -144,7 +145,10 @@ def assemble(config: Config, engine: Engine | None = None) -> Parts:
     plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
     training = Training(**training_of(config, name).model_dump())
     engine, model = engine or config.run.engine, config.model
-    task = make_task(data, model.name, training, plan.rounds, model.head, model.buffers, engine, plan.participation)
+    task = make_task(
+        data, model.name, training, plan.rounds, model.head, model.buffers, engine, plan.participation,
+        objective_of(config, data.classes),
+    )  # fmt: skip
     return Parts(method, task, data, plan)
 
 
@@ -188,19 +192,33 @@ def load_data(config: Config, seed: int) -> Federated:
     """The federated data of one allocation; the seed decides who gets what, unless data.seed does."""
     if config.sites is not None:
         return load_own(config, seed).data
-    return _load_data(config.data.model_dump_json(), seed if config.data.seed is None else config.data.seed)
+    found = _load_data(config.data.model_dump_json(), seed if config.data.seed is None else config.data.seed)
+    return found if config.objective.name == "auto" else found.with_target(objective_of(config, 0).target)
+
+
+def objective_of(config: Config, classes: int) -> Objective:
+    """The objective that a config names; ``auto`` is classification where labels are classes, else regression."""
+    wanted = config.objective
+    auto = "classification" if classes else "regression"
+    return make_objective(auto if wanted.name == "auto" else wanted.name, **wanted.settings)
 
 
 def load_own(config: Config, seed: int) -> Own:
     """Data of the config's own sites; the seed decides which rows test."""
     if config.sites is None:
         raise InputError("this config has no section [sites]", "`fedapa data inspect FILE --label COLUMN` writes one")
-    return _load_own(config.sites.model_dump_json(), config.data.data_dir, seed)
+    return _load_own(config.sites.model_dump_json(), config.data.data_dir, seed, target_of(config))
+
+
+def target_of(config: Config) -> Target:
+    """What the label column of own sites is; classes, unless an objective says otherwise."""
+    return "class" if config.objective.name == "auto" else objective_of(config, 0).target
 
 
 @lru_cache(maxsize=2)
-def _load_own(text: str, data_dir: str | None, seed: int) -> Own:
-    return assemble_sites(Sites(**json.loads(text)), seed, None if data_dir is None else Path(data_dir))
+def _load_own(text: str, data_dir: str | None, seed: int, target: Target) -> Own:
+    sites = Sites(**json.loads(text), target=target)
+    return assemble_sites(sites, seed, None if data_dir is None else Path(data_dir))
 
 
 @lru_cache(maxsize=2)
@@ -222,7 +240,7 @@ def make_partition(
     """Deal by a rule, or load a saved partition."""
     if rule.endswith(".npz"):
         return partitions.load(Path(rule))
-    return partitions.split(rule, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+    return partitions.split(rule, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
 
 
 @lru_cache(maxsize=1)

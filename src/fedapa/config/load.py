@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fedapa import plugins
 from fedapa.config import presets
 from fedapa.config.sections import Config, TrainingConfig
 from fedapa.errors import InputError
@@ -66,6 +67,7 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
         raise _located(text, name, origin, path, *_explain(first, path)) from None
     _check_methods(config, text, name, origin)
     _check_attack(config, text, name, origin)
+    _check_objective(config, text, name, origin)
     if config.sites is not None and raw.get("data", {}).keys() - {"data_dir"}:
         hint = "take one of the two out; [sites] is for data of your own"
         raise _located(text, name, origin, ("data",), "[data] and [sites] exclude each other", hint)
@@ -73,10 +75,13 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
 
 
 def beside(config: Config, source: str) -> Config:
-    """Files of sites are looked for beside the config that names them."""
+    """Files of sites and of own code are looked for beside the config that names them."""
+    base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
+    model = config.model.model_copy(update={"name": plugins.anchored(config.model.name, base)})
+    objective = config.objective.model_copy(update={"name": plugins.anchored(config.objective.name, base)})
+    config = config.model_copy(update={"model": model, "objective": objective})
     if config.sites is None:
         return config
-    base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
     found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
     if config.sites.schema_file is not None:
         found["schema_file"] = str(base / Path(config.sites.schema_file).expanduser())
@@ -188,6 +193,20 @@ def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, s
         attackers(config.attack.clients, config.data.clients, 0)
     except InputError as error:
         raise _located(text, name, origin, ("attack", "clients"), error.message, error.hint) from None
+
+
+def _check_objective(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
+    """Own code is imported when a run is put together; here the names and settings of known objectives are checked."""
+    wanted = config.objective
+    if plugins.is_own(wanted.name):
+        return
+    from fedapa.training.objective import make_objective
+
+    try:
+        make_objective("classification" if wanted.name == "auto" else wanted.name, **wanted.settings)
+    except InputError as error:
+        wrong = next((key for key in wanted.settings if key in error.message), "name")
+        raise _located(text, name, origin, ("objective", wrong), error.message, error.hint) from None
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

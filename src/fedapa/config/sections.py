@@ -138,6 +138,18 @@ class ModelConfig(Section):
     )
 
 
+class ObjectiveConfig(Section):
+    """What models are trained for and judged by; further keys are settings of the objective."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str = Field("auto", description="auto, classification, regression, or your own: file.py:Class")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
 class TrainingConfig(Section):
     lr: float = Field(0.01, gt=0, description="learning rate")
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -214,6 +226,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     sites: SitesConfig | None = None
     model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
     federation: FederationConfig = FederationConfig()

@@ -41,7 +41,7 @@ def picture(board: Board, now: Snapshot, most: int | None) -> RenderableType:
     table = Table(header_style="bold", expand=False)
     for heading in ("run", "state"):
         table.add_column(heading, overflow="fold")
-    for heading in ("rounds", "", "left", "before %", "after %"):
+    for heading in ("rounds", "", "left", "before", "after"):
         table.add_column(heading, justify="right")
     for entry in shown:
         table.add_row(*_cells(entry))
@@ -64,8 +64,8 @@ def _cells(entry: Entry) -> list[RenderableType]:
         f"{entry.done}/{entry.rounds or '?'}",
         ProgressBar(total=entry.rounds or 1, completed=entry.done, width=12),
         duration(entry.seconds_left) if entry.state == "running" else "",
-        f"{found.before.last:.2f}" if found else "",
-        f"{found.after.last:.2f}" if found else "",
+        found.score.text(found.before.last) if found else "",
+        found.score.text(found.after.last) if found else "",
     ]
 
 
@@ -73,8 +73,9 @@ def _best(now: Snapshot) -> Text:
     """Of every scenario the three best methods, by the model that each is evaluated by."""
     lines = []
     for scenario in now.scenarios:
-        ranked = sorted(scenario.rows, key=lambda row: -row[f"{row['evaluated']}_last"])[:3]
-        words = [f"{title_of(row['method'])} {row[row['evaluated'] + '_last']:.2f} %" for row in ranked]
+        score = scenario.score
+        ranked = sorted(scenario.rows, key=lambda row: -score.sign * row[f"{row['evaluated']}_last"])[:3]
+        words = [f"{title_of(row['method'])} {score.text(row[row['evaluated'] + '_last'])}" for row in ranked]
         lines.append(f"{scenario.title}: {', '.join(words)}")
     return Text("\n".join(lines), style="dim")
 

@@ -38,6 +38,7 @@ from fedapa.analysis.run_reader import (
     read_json,
     title_of,
 )
+from fedapa.core.scores import Score
 from fedapa.dashboard.board import Board, Entry, Snapshot
 from fedapa.errors import InputError
 from fedapa.store import run_db
@@ -122,6 +123,7 @@ def _run_row(entry: Entry, now: Snapshot) -> View:
         "evaluated": run.result.evaluated,
         "before": run.result.before.last,
         "after": run.result.after.last,
+        "score": run.score.as_dict(),
         "mib": run.mib,
         "has_weights": entry.has_weights,
     }
@@ -130,7 +132,8 @@ def _run_row(entry: Entry, now: Snapshot) -> View:
 def _scenario(scenario: Scenario) -> View:
     rows = [{**row, "title": title_of(row["method"])} for row in scenario.rows]
     curves = {row["method"]: _mean_curves(scenario.of(row["method"])) for row in rows}
-    return {"title": scenario.title, "methods": rows, "curves": curves, "notes": scenario.notes}
+    score = scenario.score.as_dict()
+    return {"title": scenario.title, "score": score, "methods": rows, "curves": curves, "notes": scenario.notes}
 
 
 def _mean_curves(runs: Sequence[Run]) -> View:
@@ -139,7 +142,8 @@ def _mean_curves(runs: Sequence[Run]) -> View:
     for phase in ("before", "after"):
         curve = mean_curve(runs, phase)
         kept = thinned(len(curve.rounds))
-        found |= {"rounds": curve.rounds[kept].astype(int), phase: curve.pooled[kept].round(2)}
+        pooled = curve.pooled[kept].round(runs[0].score.digits)
+        found |= {"rounds": curve.rounds[kept].astype(int), phase: pooled}
     return found
 
 
@@ -166,7 +170,7 @@ def clients(now: Snapshot, name: str) -> View:
     def read(db: sqlite3.Connection) -> View:
         people, totals = clients_of(db), run_db.client_totals(db)
         marks = Counter((client, kind) for _, client, kind, _ in run_db.events(db) if client is not None)
-        accuracy = {phase: _accuracies(db, phase) for phase in ("before", "after")}
+        value = {phase: _values(db, phase) for phase in ("before", "after")}
         sure = _exact(db, run_db.meta(db)["evaluated"])
         own = _own_weights(db, len(people))
         rows = [
@@ -176,7 +180,7 @@ def clients(now: Snapshot, name: str) -> View:
                 "train": client.train,
                 "test": client.test,
                 "classes": sum(n > 0 for n in client.labels),
-                **{phase: _at(values, i) for phase, values in accuracy.items()},
+                **{phase: _at(values, i) for phase, values in value.items()},
                 "interval": _interval(sure, i),
                 "gain": _at(gains, i),
                 "own": _at(own, i),
@@ -187,7 +191,8 @@ def clients(now: Snapshot, name: str) -> View:
             }
             for i, client in enumerate(people)
         ]
-        return {"round": run_db.last_round(db), "gain_round": gain_round, "clients": rows}
+        score = run_db.primary(db).as_dict()
+        return {"round": run_db.last_round(db), "gain_round": gain_round, "clients": rows, "score": score}
 
     return _open(entry, read)
 
@@ -196,20 +201,19 @@ def _at(values: Sequence[float] | Floats | None, i: int) -> float | None:
     return None if values is None or i >= len(values) else float(values[i])
 
 
-def _accuracies(db: sqlite3.Connection, phase: str) -> Floats | None:
-    counts = run_db.last_counts(db, phase)
-    if counts is None:
-        return None
-    return np.where(counts[:, 1] > 0, 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1), np.nan)
+def _values(db: sqlite3.Connection, phase: str) -> Floats | None:
+    """Every client's primary score; NaN without test samples."""
+    sums = run_db.last_sums(db, phase)
+    return None if sums is None else run_db.primary(db).values(sums[:, 0], sums[:, 1])
 
 
 def _exact(db: sqlite3.Connection, phase: str) -> tuple[Floats, Floats] | None:
-    """Exact 95 % intervals of the accuracies in percent, of the model that the method is evaluated by."""
-    counts = run_db.last_counts(db, phase)
-    if counts is None:
+    """Exact 95 % intervals of scores that are shares, of the model that the method is evaluated by."""
+    sums, score = run_db.last_sums(db, phase), run_db.primary(db)
+    if sums is None or not score.is_share:
         return None
-    low, high = statistics.exact(*counts.T)
-    return 100 * low, 100 * high
+    low, high = statistics.exact(*sums.T)
+    return score.scale * low, score.scale * high
 
 
 def _interval(sure: tuple[Floats, Floats] | None, i: int) -> list[float] | None:
@@ -238,7 +242,7 @@ def client(now: Snapshot, name: str, i: int) -> View:
         people = clients_of(db)
         if not 0 <= i < len(people):
             return {"trouble": f"{name} has no client {i}."}
-        rows = run_db.client_course(db, i)
+        rows, score = run_db.client_course(db, i), run_db.primary(db)
         seen = [row for row in rows if row[5] or row[7]]
         seen = [seen[k] for k in thinned(len(seen))]
         moved = np.cumsum([[row[2], row[3]] for row in rows] or [[0, 0]], axis=0) / 1024
@@ -249,8 +253,9 @@ def client(now: Snapshot, name: str, i: int) -> View:
             "train": people[i].train,
             "test": people[i].test,
             "rounds": [row[0] + 1 for row in seen],
-            "before": [_percent(row[4], row[5]) for row in seen],
-            "after": [_percent(row[6], row[7]) for row in seen],
+            "score": score.as_dict(),
+            "before": [_value(score, row[4], row[5]) for row in seen],
+            "after": [_value(score, row[6], row[7]) for row in seen],
             "bytes": {"rounds": [rows[k][0] + 1 for k in kept], "down": moved[kept, 0], "up": moved[kept, 1]},
             "labels": people[i].labels,
             "classes": class_names(entry.found) if isinstance(entry.found, Run) else [],
@@ -260,8 +265,8 @@ def client(now: Snapshot, name: str, i: int) -> View:
     return _open(entry, read)
 
 
-def _percent(correct: int | None, total: int | None) -> float | None:
-    return 100.0 * correct / total if correct is not None and total else None
+def _value(score: Score, sum: float | None, count: float | None) -> float | None:
+    return score.value(sum, count) if sum is not None and count else None
 
 
 def _weights_over_rounds(db: sqlite3.Connection, people: Sequence[Client], i: int, most: int = 5) -> View | None:

@@ -1,9 +1,11 @@
 """Data in the hands of clients: tensors per client, from a data set and a partition or from own arrays."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ OwnArrays = tuple[Array, Array, Array, Array]  # x_train, y_train, x_test, y_tes
 
 class Split(NamedTuple):
     x: Tensor  # uint8 or float32 [n, *shape]
-    y: Tensor  # int64 [n]
+    y: Tensor  # [n] int64 classes, or float32 numbers
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,51 @@ class Federated:
 
     name: str
     clients: tuple[ClientData, ...]
-    classes: int
+    classes: int  # 0: labels are numbers
     shape: tuple[int, ...]  # of one sample
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
+    target: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of numbers, over all train samples
 
     @property
     def sizes(self) -> Tensor:
         """Train samples of every client. [M] int64"""
         return torch.tensor([len(client.train.y) for client in self.clients])
+
+    def with_target(self, kind: Literal["class", "number"]) -> Federated:
+        """The same with labels as an objective wants them; whole numbers can be read either way."""
+        if kind == "class":
+            if self.classes == 0:
+                hint = 'use the objective "regression", or cut them into classes'
+                raise InputError(f"the labels of {self.name} are numbers, not classes", hint)
+            return self
+        clients = tuple(_with_numbers(client) for client in self.clients)
+        target = target_scale([target_sums(client.train.y) for client in clients])
+        return replace(self, clients=clients, classes=0, target=target)
+
+
+def _with_numbers(client: ClientData) -> ClientData:
+    parts = (client.train, client.test, client.validation)
+    train, test, validation = (part and Split(part.x, part.y.to(torch.float32)) for part in parts)
+    assert train is not None
+    assert test is not None
+    return ClientData(client.name, train, test, validation)
+
+
+def target_sums(y: Tensor) -> tuple[float, float, float]:
+    """Count, sum and sum of squares: all that a site tells of its targets where they are scaled for all."""
+    values = y.double()
+    return float(len(values)), float(values.sum()), float(values.square().sum())
+
+
+def target_scale(sums: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Mean and standard deviation over all sites, from their sums; 1 where targets do not differ."""
+    count, total, squares = (sum(column) for column in zip(*sums, strict=True))
+    mean = total / count
+    variance = squares / count - mean**2
+    noise = 1e-12 * max(squares / count, 1e-300)  # what rounding leaves of a constant
+    return mean, variance**0.5 if variance > noise else 1.0
 
 
 # --- from a data set and a partition -------------------------------------------------------------
@@ -80,7 +117,8 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     )
     parts = (train, partition.test, held) if validation else (train, partition.test)
     shape = dataset.x_train.shape[1:]
-    return Federated(dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts))
+    found = Federated(dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts))
+    return found if dataset.classes else found.with_target("number")
 
 
 def _check_share(validation: float) -> None:
@@ -110,8 +148,17 @@ def _client_names(partition: Partition) -> list[str]:
     return [str(i) for i in range(partition.clients)]
 
 
-def _take(x: npt.NDArray[np.uint8], y: Index, index: Index) -> Split:
+def _take(x: npt.NDArray[Any], y: npt.NDArray[Any], index: Index) -> Split:
     return Split(torch.from_numpy(x[index]), torch.from_numpy(y[index]))
+
+
+def strata(y_train: npt.NDArray[Any], y_test: npt.NDArray[Any], bins: int = 10) -> tuple[Index, Index]:
+    """Classes as they are; numbers as their tenths, so that rules which deal by class deal them, too."""
+    if y_train.dtype.kind != "f":
+        return y_train, y_test
+    cuts = np.quantile(y_train, np.arange(1, bins) / bins)
+    train, test = (np.searchsorted(cuts, y, side="right").astype(np.int64) for y in (y_train, y_test))
+    return train, test
 
 
 def set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -145,6 +192,7 @@ def from_arrays(
 ) -> Federated:
     """Clients from (x_train, y_train, x_test, y_test) each; numpy or torch, x of uint8 or floats.
 
+    Whole numbers in y are classes, floats are numbers to predict.
     Without mean and std, bytes are scaled with 0.5 / 0.5 (after division by 255) and floats left as they are.
     """
     if not clients:
@@ -155,7 +203,7 @@ def from_arrays(
     first = data[0].train.x
     centre, scale = (0.5, 0.5) if first.dtype == torch.uint8 else (0.0, 1.0)
     shape = tuple(first.shape[1:])
-    return Federated(
+    found = Federated(
         name,
         data,
         classes,
@@ -164,6 +212,7 @@ def from_arrays(
         _per_channel("std", std, scale, shape),
         _content_fingerprint(data),
     )
+    return found if classes else found.with_target("number")
 
 
 def from_datasets(
@@ -189,10 +238,12 @@ def _gathered(who: str, dataset: Any, x: str, y: str) -> tuple[Array, Array]:
                 f"client {who}: row {k} {has}", f"give pairs, or name the columns: x={x!r}, y={y!r}"
             ) from None
         samples.append(_sample(sample))
-        labels.append(int(label))
+        labels.append(label if isinstance(label, float) else int(label))
     if len({sample.shape for sample in samples}) > 1:
         raise InputError(f"client {who}: samples of different shapes", hint="bring all to one size first")
-    return np.stack(samples) if samples else np.zeros((0, 1), np.float32), np.array(labels, dtype=np.int64)
+    return np.stack(samples) if samples else np.zeros((0, 1), np.float32), np.array(
+        labels, dtype=np.float32 if any(isinstance(v, float) for v in labels) else np.int64
+    )
 
 
 def _sample(sample: Any) -> npt.NDArray[Any]:
@@ -224,7 +275,7 @@ def _client(who: str, arrays: OwnArrays) -> ClientData:
 
 def _split(who: str, part: str, x: Array, y: Array) -> Split:
     where = f"client {who}: {part}"
-    features, labels = _features(where, _tensor(where, x)), _whole_labels(where, _tensor(where, y))
+    features, labels = _features(where, _tensor(where, x)), _labels(where, _tensor(where, y))
     if len(labels) == 0 or len(features) == 0:
         raise InputError(f"{where} set is empty", hint="give it samples or leave the client out")
     if len(features) != len(labels):
@@ -260,13 +311,17 @@ def _features(where: str, x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _whole_labels(where: str, y: Tensor) -> Tensor:
-    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+def _labels(where: str, y: Tensor) -> Tensor:
+    if y.ndim != 1 or y.is_complex() or y.dtype == torch.bool:
         raise InputError(
             f"{where} y has shape {tuple(y.shape)} and type {_type(y)}",
-            hint="give one whole number per sample, 0 to classes - 1",
+            hint="give one number per sample: whole, 0 to classes - 1, or a float to predict",
         )
-    return y.to(torch.int64)
+    if not y.is_floating_point():
+        return y.to(torch.int64)
+    if broken := int((~torch.isfinite(y)).sum()):
+        raise InputError(f"{where} y has {broken} NaN or infinite values", hint="drop those samples first")
+    return y.to(torch.float32)
 
 
 def _type(x: Tensor) -> str:
@@ -287,7 +342,16 @@ def _check_alike(data: Sequence[ClientData]) -> None:
 
 
 def _checked_classes(data: Sequence[ClientData], classes: int | None) -> int:
-    """The number of classes, from the labels if it was not given."""
+    """The number of classes, from the labels if it was not given; 0 where labels are numbers."""
+    numbers = [y.is_floating_point() for _, _, y in _all_labels(data)]
+    if odd := [(who, part) for (who, part, y) in _all_labels(data) if y.is_floating_point() != numbers[0]]:
+        what, others = ("floats", "whole numbers") if not numbers[0] else ("whole numbers", "floats")
+        where = f"client {odd[0][0]}: {odd[0][1]} labels are {what}"
+        raise InputError(f"{where}, others are {others}", hint="give all clients labels of one type")
+    if numbers[0]:
+        if classes:
+            raise InputError(f"classes = {classes}, but the labels are floats", hint="leave classes out, or give codes")
+        return 0
     most = classes if classes is not None else 1 + max(int(y.max()) for _, _, y in _all_labels(data))
     if most < 1:
         raise InputError(f"classes = {most} is not a number of classes", hint="give at least 1")
@@ -337,6 +401,8 @@ def warnings(fed: Federated) -> list[str]:
 
 
 def _oddities(client: ClientData) -> Iterator[str]:
+    if client.train.y.is_floating_point():
+        return
     seen = torch.unique(client.train.y)
     if len(seen) == 1:
         yield f"client {client.name}: all train samples are of class {int(seen[0])}"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedapa.data import schema as schemas
-from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside
+from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
@@ -53,6 +53,7 @@ class Sites:
     scaling: Literal["local", "federated"] = "local"
     duplicates: Literal["together", "keep", "refuse"] = "together"
     schema_file: str | None = None  # an agreed schema.json
+    target: Literal["class", "number"] = "class"  # what the label is
 
 
 class Own(NamedTuple):
@@ -241,7 +242,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None) 
         for name, material in found.items():
             _check_fits(name, schema, material)
         return schema
-    classes = _classes(sites, found)
+    classes = {} if sites.target == "number" else _classes(sites, found)
     tables = {name: material.table for name, material in found.items() if material.table is not None}
     if tables:
         return schemas.lay_out(tables, sites.label, classes, sites.categories)
@@ -283,7 +284,7 @@ def _classes(sites: Sites, found: Mapping[str, Material]) -> dict[str, tuple[str
     if len(labels) > max(20, rows // 10) and all(as_number(label) is not None for label in labels):
         raise InputError(
             f"the label '{sites.label}' has {len(labels)} different numbers: a measurement rather than a class?",
-            "only classification is known: cut it into classes first",
+            'set objective.name = "regression" to predict the number, or cut it into classes',
         )
     for name, mine in have.items():
         if lacking := [label for label in labels if label not in mine]:
@@ -295,7 +296,10 @@ def _classes(sites: Sites, found: Mapping[str, Material]) -> dict[str, tuple[str
     return {label: (label,) for label in labels}
 
 
-def _codes(name: str, schema: Schema, material: Material) -> Labels:
+def _codes(name: str, schema: Schema, material: Material) -> Arrays:
+    """Classes by their place in the schema; numbers as they are."""
+    if not schema.classes:
+        return _numbers(name, material)
     code = {value: k for k, values in enumerate(schema.classes.values()) for value in values}
     odd = [k for k, label in enumerate(material.labels) if label not in code]
     if odd:
@@ -305,6 +309,15 @@ def _codes(name: str, schema: Schema, material: Material) -> Labels:
             "mend it, or name it in classes",
         )
     return np.array([code[label] for label in material.labels], dtype=np.int64)
+
+
+def _numbers(name: str, material: Material) -> Arrays:
+    found = [as_number(label) for label in material.labels]
+    if None in found:
+        k = found.index(None)
+        line = "" if material.rows is None else f" (line {material.rows.lines[k]} of {material.rows.path.name})"
+        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is no number", "mend it, or drop the row")
+    return np.array(found, dtype=np.float32)
 
 
 # --- splitting -----------------------------------------------------------------------------------
@@ -320,10 +333,11 @@ def _plain(schema: Schema, material: Material) -> Arrays:
 
 
 def _test_mask(
-    sites: Sites, name: str, x: Arrays, y: Labels, material: Material, rng: np.random.Generator
+    sites: Sites, name: str, x: Arrays, y: Arrays, material: Material, rng: np.random.Generator
 ) -> tuple[Mask, list[str]]:
     """Which rows test, and what was found: copies of a test row in the train part would flatter every score."""
-    mask = test_rows(sites.split, y, sites.test, rng, material.keys, f"site {name}")
+    bins = max(1, min(10, len(y) // 10))  # of numbers, which have no classes to be stratified by
+    mask = test_rows(sites.split, strata(y, y, bins)[0], sites.test, rng, material.keys, f"site {name}")
     twins = equal_rows(x, y)
     if not twins:
         return mask, []
@@ -341,14 +355,14 @@ def _test_mask(
     return mask, [f"site {name}: {copies} rows are copies of others, {across} of them across the split"] * bool(across)
 
 
-def _seen_elsewhere(schema: Schema, found: Mapping[str, Material], codes: Mapping[str, Labels]) -> Iterator[str]:
+def _seen_elsewhere(schema: Schema, found: Mapping[str, Material], codes: Mapping[str, Arrays]) -> Iterator[str]:
     """Rows that two sites share: the same patient twice, or one file named twice."""
     seen: dict[bytes, str] = {}
     shared: dict[tuple[str, str], int] = {}
     for name, material in found.items():
         x, mine = _plain(schema, material), set[bytes]()
         for k, y in enumerate(codes[name]):
-            row = x[k].tobytes() + bytes([int(y) % 256])
+            row = x[k].tobytes() + (bytes([int(y) % 256]) if schema.classes else y.tobytes())
             if row in seen and row not in mine:
                 pair = seen[row], name
                 shared[pair] = shared.get(pair, 0) + 1
@@ -374,7 +388,7 @@ def _fitted(
 
 
 def _federated(
-    sites: Sites, found: Mapping[str, Material], codes: Mapping[str, Labels], tests: Mapping[str, Mask],
+    sites: Sites, found: Mapping[str, Material], codes: Mapping[str, Arrays], tests: Mapping[str, Mask],
     fitted: Mapping[str, Schema], seed: int,
 ) -> Federated:  # fmt: skip
     inputs = {name: _inputs(fitted[name], material) for name, material in found.items()}
@@ -386,7 +400,7 @@ def _federated(
         held[name] = train[aside]
         parts.append((x[train[~aside]], y[train[~aside]], x[test], y[test]))
     classes = len(next(iter(fitted.values())).classes)
-    data = from_arrays(parts, classes, list(found), name=sites.source or "own")
+    data = from_arrays(parts, classes or None, list(found), name=sites.source or "own")
     clients = tuple(_with_validation(c, inputs[c.name], codes[c.name], held[c.name]) for c in data.clients)
     return replace(data, clients=clients)
 
@@ -398,7 +412,7 @@ def _inputs(schema: Schema, material: Material) -> Arrays:
     return schemas.transform(schema, material.table)
 
 
-def _with_validation(client: ClientData, x: Arrays, y: Labels, rows: Labels) -> ClientData:
+def _with_validation(client: ClientData, x: Arrays, y: Arrays, rows: Labels) -> ClientData:
     if not len(rows):
         return client
     inputs = torch.tensor(np.asarray(x[rows]))

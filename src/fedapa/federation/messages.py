@@ -80,6 +80,7 @@ class Terms:
     shape: list[int]
     mean: list[float]
     std: list[float]
+    target: list[float]  # mean and standard deviation of targets that are numbers; empty: classes
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class TrainReply:
     fault: str  # why there is no sound upload; empty if there is one
     trained: bool  # an upload is enclosed
     digest: str  # of the state that the upload came from
-    before: list[int]
-    after: list[int]
+    before: list[float]  # sum, count, and both on validation data, of every score of the objective; empty: none
+    after: list[float]
     seconds: float
     train_seconds: float
 
@@ -128,11 +129,12 @@ class Description:
     train: int
     test: int
     validation: int
-    classes: int
+    classes: int  # 0: targets are numbers
     shape: list[int]
     dtype: str
     mean: list[float]
     std: list[float]
+    target: list[float]  # count, sum and sum of squares of targets that are numbers; empty: classes
     labels: list[int]  # the classes that it has
     fingerprint: str  # of the rows, keyed by a secret of the site
     native: bool  # the native engine can run the model here

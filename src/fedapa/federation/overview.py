@@ -56,13 +56,20 @@ def _moved(path: Path) -> Counter[str]:
 def _run(path: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"run": path.name, "status": run_folder.status(path), "round": run_folder.rounds_done(path)}
     agreement = read_agreement(path)
-    row |= {"sites": len(agreement.terms.names) if agreement else None, "before %": None, "after %": None, "MB": None}
+    row |= {
+        "sites": len(agreement.terms.names) if agreement else None,
+        "score": None,
+        "before": None,
+        "after": None,
+        "MB": None,
+    }
     if not run_db.is_begun(path / "run.db"):
         return row
     with run_db.reading(path / "run.db") as db:
+        row["score"] = run_db.primary(db).heading
         for phase in ("before", "after"):
             if curve := run_db.curve(db, phase):
-                row[f"{phase} %"] = curve[-1][1].pooled
+                row[phase] = curve[-1][1].pooled
         row["MB"] = run_db.totals(db).moved / 1e6
         kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
         row |= {kind: kinds[kind] for kind in ("absent", "refused")}

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.core.tree import Tree
 from fedapa.errors import RunError
 from fedapa.federation import messages
 from fedapa.federation.messages import Incoming, Outgoing, Terms, TrainReply, TrainRequest, Unsound
-from fedapa.rounds.evaluation import Score
+from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
@@ -100,11 +101,12 @@ class RemoteTransport:
         places: Callable[[], Sequence[int | None]],
         patience: RetryPolicy | None = None,
         tests: Sequence[tuple[int, int]] | None = None,
+        scores: Sequence[Score] = (ACCURACY,),
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.session, self.terms, self.places = session, terms, places
-        self.patience, self.tests = patience or RetryPolicy(), tests
+        self.patience, self.tests, self.scores = patience or RetryPolicy(), tests, scores
         self._clock, self._sleep = clock, sleep
         self.standings = [SiteState() for _ in terms.names]
         self._pending: dict[int, tuple[int, str]] = {}
@@ -249,7 +251,7 @@ class RemoteTransport:
         except Unsound as error:
             self._uploaded.add(i)
             return Reply(i, {} if request.train else None, None, None, seconds, 0.0, str(error))
-        before, after = (Score(*row) if row else None for row in (answer.before, answer.after))
+        before, after = (self._sums(row) if row else None for row in (answer.before, answer.after))
         if up is not None:
             self._uploaded.add(i)
             self._pending[i] = (request.round + 1, answer.digest)
@@ -274,18 +276,27 @@ class RemoteTransport:
         if not 0 <= answer.train_seconds <= 1e9:
             raise Unsound("train_seconds out of range")
         for row in (answer.before, answer.after):
-            self._check_score(i, row)
+            if row:
+                self._check_scores(i, row)
         if not answer.trained:
             return answer, None
         return answer, message.tree("up", self.patience.most_bytes)
 
-    def _check_score(self, i: int, row: list[int]) -> None:
-        if not row:
-            return
-        if len(row) != 4 or not (0 <= row[0] <= row[1] and 0 <= row[2] <= row[3]):
-            raise Unsound("invalid score: need 0 <= correct <= total")
-        if self.tests is not None and (row[1], row[3]) not in (self.tests[i], (self.tests[i][0], 0)):
-            raise Unsound("its score is on other data than it declared")
+    def _sums(self, row: list[float]) -> Sums:
+        return np.array(row, dtype=np.float64).reshape(len(self.scores), 4)
+
+    def _check_scores(self, i: int, row: list[float]) -> None:
+        """Sums and counts that samples can have: within the bounds of the score, over the data that was declared."""
+        if len(row) != 4 * len(self.scores):
+            raise Unsound(f"its scores are {len(row)} numbers, not {4 * len(self.scores)}")
+        for score, (total, count, held, held_count) in zip(self.scores, self._sums(row).tolist(), strict=True):
+            for sum, rows in ((total, count), (held, held_count)):
+                value = score.value(sum, rows) if rows > 0 else score.low
+                if rows < 0 or (rows == 0 and sum != 0) or not score.low <= value <= score.high:
+                    raise Unsound(f"invalid score: {score.name} is out of range")
+            wanted = None if self.tests is None else self.tests[i]
+            if score.per_sample and wanted and (count, held_count) not in (wanted, (wanted[0], 0)):
+                raise Unsound("its score is on other data than it declared")
 
     def _give_up(self, waiting: dict[int, Waiting], begin: float) -> Iterator[Reply]:
         now, places = self._clock(), self.places()

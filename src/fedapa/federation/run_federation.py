@@ -12,6 +12,7 @@ import torch
 
 from fedapa.config.experiment import config_hash
 from fedapa.config.sections import Config
+from fedapa.data.federated import target_scale
 from fedapa.errors import InputError, RunError
 from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
@@ -48,7 +49,7 @@ def play_over(
     like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
-        session, terms, lambda: places(members(), transport.terms.names), patience(config), tests
+        session, terms, lambda: places(members(), transport.terms.names), patience(config), tests, task.objective.scores
     )
     meta = {
         "label": config.methods[0],
@@ -97,6 +98,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     terms = Terms(
         secrets.token_hex(16), text, [d.site for d in found], [d.train for d in found], engine, first.classes,
         first.shape, first.mean, first.std,
+        [] if first.classes else list(target_scale([(d.target[0], d.target[1], d.target[2]) for d in found])),
     )  # fmt: skip
     return Agreement(terms, found, [0] * len(found), [NEVER] * len(found))
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedapa.config.experiment import load_data
+from fedapa.config.experiment import load_data, objective_of
 from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
-from fedapa.data.federated import ClientData, Federated
+from fedapa.data.federated import ClientData, Federated, target_sums
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.federation import manifest
 from fedapa.federation.kit import Kit, read_kit
@@ -30,6 +30,7 @@ from fedapa.federation.site_store import Store
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of, noise_of
+from fedapa.plugins import is_own
 from fedapa.rounds.loop import Plan
 from fedapa.rounds.transport import Record, Request, reseed, visit
 from fedapa.simulation import make_task
@@ -56,9 +57,13 @@ def agree(terms: Terms) -> Agreed:
     (name,) = config.methods
     run, model, training = config.run, config.model, Training(**training_of(config, name).model_dump())
     plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
-    about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "")
+    target = (terms.target[0], terms.target[1]) if terms.target else (0.0, 1.0)
+    about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "", target)
     engine: Engine = terms.engine  # type: ignore[assignment]
-    task = make_task(about, model.name, training, run.rounds, model.head, model.buffers, engine, run.participation)
+    task = make_task(
+        about, model.name, training, run.rounds, model.head, model.buffers, engine, run.participation,
+        objective_of(config, terms.classes),
+    )  # fmt: skip
     task = replace(task, sizes=torch.tensor(terms.sizes, dtype=torch.int64), names=tuple(terms.names))
     return Agreed(_method(config), task, plan)
 
@@ -127,7 +132,7 @@ class Site:
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
-        blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], "", False)
+        blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], [], "", False)
         try:
             self._check_name(site or self.name)  # asked who it is
             config = self._checked(read_config(text))
@@ -135,17 +140,19 @@ class Site:
                 manifest.check_method(self.wire, config.methods[0])
                 manifest.check_noise(self.wire, account_of(_method(config), config.run.rounds, simulated=False))
             data, model = self.share(config), config.model
-            split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
+            outputs = objective_of(config, data.classes).outputs(data.classes)
+            split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
             fingerprint = self.store.keyed(data.fingerprint)
         except FedapaError as error:
             return replace(blank, fault=f"{error.message}. {error.hint}".strip())
         mine = data.clients[0]
-        labels = torch.bincount(mine.train.y).nonzero().flatten().tolist()
+        labels = torch.bincount(mine.train.y).nonzero().flatten().tolist() if data.classes else []
+        target = [] if data.classes else list(target_sums(mine.train.y))
         held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
             self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
             list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
-            list(map(float, data.mean)), list(map(float, data.std)), labels, fingerprint,
+            list(map(float, data.mean)), list(map(float, data.std)), target, labels, fingerprint,
             native_kernel(split, data) is not None,
         )  # fmt: skip
 
@@ -187,8 +194,8 @@ class Site:
             fault=reply.fault or "",
             trained=bool(digest),
             digest=digest,
-            before=list(reply.before or ()),
-            after=list(reply.after or ()),
+            before=[] if reply.before is None else reply.before.flatten().tolist(),
+            after=[] if reply.after is None else reply.after.flatten().tolist(),
             seconds=reply.seconds,
             train_seconds=reply.train_seconds,
         )
@@ -217,8 +224,9 @@ class Site:
             raise RunError(f"this is {self.name}, not {site[:80]}")
 
     def _checked(self, config: Config) -> Config:
-        """A model by name is code: only what the site has allowed is imported."""
-        if ":" in config.model.name and config.model.name not in self.models:
-            hint = "the site can allow it in its kit.toml"
-            raise RunError(f"the model {config.model.name[:80]} is not allowed at {self.name}", hint)
+        """A model or an objective by name is code: only what the site has allowed is imported."""
+        for what, name in (("model", config.model.name), ("objective", config.objective.name)):
+            if is_own(name) and name not in self.models:
+                hint = "the site can allow it in its kit.toml"
+                raise RunError(f"the {what} {name[:80]} is not allowed at {self.name}", hint)
         return config

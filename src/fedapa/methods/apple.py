@@ -39,7 +39,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, hyper
 from fedapa.training.local import Local, own_start
-from fedapa.training.task import Batch, Task, cross_entropy
+from fedapa.training.task import Batch, Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def mixture(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """Loss of the personal model in the own core [theta; phi] and in p (own entry first)."""
     model = combine(task, params, params["p"], given["others"])
     pull = (params["p"] - given["p_0"]).square().sum()
-    return cross_entropy(task, model, batch, {}) + 0.5 * given["strength"] * pull
+    return task_loss(task, model, batch, {}) + 0.5 * given["strength"] * pull
 
 
 def combine(task: Task, core: Tree, p: Tensor, others: Tensor) -> Tree:

@@ -33,7 +33,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree
@@ -120,6 +119,6 @@ def debiased(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tenso
     both = {**given, **params}
     z = task.features(both, batch.x)
     m = (1 - given["mu"]) * given["m"] + given["mu"] * z.mean(0)
-    loss = F.cross_entropy(task.logits(both, z + given["ready"] * both["b"]), batch.y)
+    loss = task.loss(task.logits(both, z + given["ready"] * both["b"]), batch.y)
     pull = 0.5 * (m - given["mean"]).square().mean()
     return loss + (given["ready"] * given["kappa"]).squeeze() * pull, {"m": m}

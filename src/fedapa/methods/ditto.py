@@ -36,7 +36,7 @@ from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.fedprox import pull
 from fedapa.methods.method import Method, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy, proximal
+from fedapa.training.task import Task, proximal, task_loss
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Ditto(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         anchored, calls = pull(task, down["omega"], self.lam), local.calls
-        shared = local.sgd(cross_entropy, task.parts(down["omega"]), memory="global", replaced=True)
+        shared = local.sgd(task_loss, task.parts(down["omega"]), memory="global", replaced=True)
         local.calls = calls  # the same mini-batches again
         personal = local.sgd(proximal, client, given=anchored, memory="personal")
         return personal, upload(task, shared, local)

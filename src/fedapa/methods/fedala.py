@@ -39,7 +39,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree
@@ -47,7 +46,7 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Method, When, hyper
 from fedapa.training.local import Local, Loss
-from fedapa.training.task import Batch, Task, cross_entropy
+from fedapa.training.task import Batch, Task, task_loss
 
 STREAMS = 10_000  # the mixing draws from streams of its own: local training sees the batches that FedAvg's would
 
@@ -87,7 +86,7 @@ class FedALA(Method):
         return {**mix(task, W, given), "W": W, "settled": torch.ones(1)}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")}, replaced=True)
+        model = local.sgd(task_loss, {k: client[k] for k in ("theta", "phi")}, replaced=True)
         return {**client, **model}, upload(task, model, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
@@ -126,13 +125,13 @@ def frozen_below(task: Task, given: Tree, share: Local) -> tuple[Local, Loss]:
 
 def mixing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
     """Loss of the mixed model in W; the value is carried on, so that the epoch's last one can be read."""
-    value = cross_entropy(task, mix(task, params["W"], given), batch, {})
+    value = task_loss(task, mix(task, params["W"], given), batch, {})
     return value, {"loss": value}
 
 
 def mixing_heads(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
     """The same on features instead of samples."""
-    value = F.cross_entropy(task.logits(mix(task, params["W"], given), batch.x), batch.y)
+    value = task.loss(task.logits(mix(task, params["W"], given), batch.x), batch.y)
     return value, {"loss": value}
 
 

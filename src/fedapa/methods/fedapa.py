@@ -40,7 +40,7 @@ from fedapa.core.weights import Buffer, SelfWeight, Sign
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FedAPA(Method):
         return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(task_loss, client)
         return client, {"theta": self._shared(task, client)}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -48,7 +48,7 @@ from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
 from fedapa.methods.method import Method, When, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 Rule = Literal["cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
 Measure = Literal["direction", "distance"]
@@ -115,7 +115,7 @@ class FedAPAExact(Method):
         return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client)
+        client = local.sgd(task_loss, client)
         return client, {"theta": client["theta"]}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

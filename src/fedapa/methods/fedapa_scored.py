@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core import exact_weights, weights
@@ -36,7 +35,7 @@ from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.method import Method, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local, Pass
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -72,7 +71,7 @@ class FedAPAScored(Method):
         with local.only(score):
             losses = torch.stack([_loss(task, between(down["ends"], c), client["phi"], local) for c in STEPS])
         with local.only(learn):
-            client = local.sgd(cross_entropy, client)
+            client = local.sgd(task_loss, client)
         return client, {"theta": client["theta"], "losses": losses}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
@@ -117,4 +116,4 @@ def between(ends: Tensor, c: Tensor) -> Tensor:
 
 def _loss(task: Task, theta: Tensor, phi: Tensor, local: Local) -> Tensor:
     logits = local.engine.outputs(Pass(Task.predict, task, {"theta": theta, "phi": phi}, local.data.x))
-    return F.cross_entropy(logits, local.data.y)
+    return task.loss(logits, local.data.y)

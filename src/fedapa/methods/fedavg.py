@@ -20,7 +20,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree, weighted_mean
 from fedapa.methods.method import Method, When, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class FedAvg(Method):
         return task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client, replaced=True)
+        client = local.sgd(task_loss, client, replaced=True)
         return client, upload(task, client, local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

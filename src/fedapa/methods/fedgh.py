@@ -27,14 +27,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.prototypes import class_means, class_sums
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Method, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,10 @@ class FedGH(Method):
     )
     server_batch: int = hyper(1, "pairs of mean and label per step", 1, source="paper; PFLlib: 10")
     server_epochs: int = hyper(1, "passes over the pairs of a round", 0, source="paper")
+
+    @property
+    def needs_classes(self) -> bool:
+        return True
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -56,7 +59,7 @@ class FedGH(Method):
         return {**client, "phi": torch.cat([down["phi"], client["phi"][len(down["phi"]) :]])}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client, counts = local.sgd(cross_entropy, client), local.counts()
+        client, counts = local.sgd(task_loss, client), local.counts()
         sums = class_sums(local.features(client), local.data.y, task.classes)
         return client, {"means": class_means(sums, counts), "counts": counts}
 
@@ -78,5 +81,5 @@ class FedGH(Method):
 def slope(task: Task, phi: Tensor, tail: Tensor, z: Tensor, y: Tensor) -> Tensor:
     """Gradient of the mean cross-entropy of features z in the trainable part of the head."""
     leaf = phi.detach().requires_grad_()
-    loss = F.cross_entropy(task.logits({"phi": torch.cat([leaf, tail])}, z), y)
+    loss = task.loss(task.logits({"phi": torch.cat([leaf, tail])}, z), y)
     return torch.autograd.grad(loss, leaf)[0]

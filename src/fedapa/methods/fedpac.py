@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core import prototypes as proto
@@ -42,7 +41,7 @@ from fedapa.core import simplex
 from fedapa.core.tree import Tree, weighted_mean, with_rows
 from fedapa.methods.method import Method, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Batch, Task, cross_entropy
+from fedapa.training.task import Batch, Task, task_loss
 
 SMALL = 1e-3  # QP weights below this are dropped
 
@@ -62,6 +61,10 @@ class FedPAC(Method):
     head_weight_decay: float = hyper(5e-4, "weight decay of the head's epochs", 0.0, source="authors' code")
     collaborate: bool = hyper(True, "combine the heads; off: everybody keeps their own (ablation)")
 
+    @property
+    def needs_classes(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none = {"prototypes": torch.zeros(task.classes, task.d), "counts": torch.zeros(task.classes)}
@@ -78,7 +81,7 @@ class FedPAC(Method):
         sums = proto.class_sums(z, local.data.y, task.classes)
         h, V = statistics(z, sums)
         phi = local.sgd(
-            cross_entropy, {"phi": client["phi"]}, given={"theta": client["theta"]}, epochs=self.head_epochs,
+            task_loss, {"phi": client["phi"]}, given={"theta": client["theta"]}, epochs=self.head_epochs,
             lr=self.head_lr, momentum=self.head_momentum, weight_decay=self.head_weight_decay, memory=None,
         )  # fmt: skip
         given = phi | self._targets(down, proto.class_means(sums, counts))
@@ -138,4 +141,4 @@ def aligned(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     both = {**given, **params}
     z = task.features(both, batch.x)
     pull = (z - given["target"][batch.y]).square().mean()
-    return F.cross_entropy(task.logits(both, z), batch.y) + given["lam"] * pull
+    return task.loss(task.logits(both, z), batch.y) + given["lam"] * pull

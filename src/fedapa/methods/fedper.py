@@ -30,7 +30,7 @@ from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
 from fedapa.methods.method import Method
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FedPer(Method):
         return {**client, "theta": down["theta"]}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client, replaced=True)
+        client = local.sgd(task_loss, client, replaced=True)
         return client, {"theta": client["theta"], "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -61,6 +61,10 @@ class FedPHP(Method):
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.regulariser != "mmd"  # the teacher's answers are softened logits
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         inherited = {"inherited_theta": theta, "inherited_phi": phi, "visits": torch.zeros(1)}
@@ -102,7 +106,7 @@ def taught_features(task: Task, params: Tree, batch: Batch, given: Tree) -> Tens
     z = task.features(params, batch.x)
     with torch.no_grad():
         target = task.features(_teacher(given), batch.x)
-    own = F.cross_entropy(task.logits(params, z), batch.y)
+    own = task.loss(task.logits(params, z), batch.y)
     return (1 - given["lam"]) * own + given["lam"] * mmd(z, target)
 
 
@@ -111,7 +115,7 @@ def taught_labels(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor
     logits = task.predict(params, batch.x)
     with torch.no_grad():
         target = (task.predict(_teacher(given), batch.x) / TEMPERATURE).softmax(1)
-    return (1 - given["lam"]) * F.cross_entropy(logits, batch.y) + given["lam"] * F.cross_entropy(logits, target)
+    return (1 - given["lam"]) * task.loss(logits, batch.y) + given["lam"] * F.cross_entropy(logits, target)
 
 
 def mmd(z: Tensor, target: Tensor) -> Tensor:

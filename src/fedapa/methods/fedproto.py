@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core import prototypes as proto
@@ -52,6 +51,10 @@ class FedProto(Method):
     )
     average: Literal["samples", "clients"] = hyper("samples", "weights within a prototype", source="paper")
     prototypes: Literal["after", "during"] = hyper("after", "features after training or in its last epoch")
+
+    @property
+    def needs_classes(self) -> bool:
+        return True
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -124,4 +127,4 @@ def watched(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor
 def _loss(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tensor]:
     z = task.features(params, batch.x)
     pull = proto.pull(z, batch.y, given["target"], given["present"])
-    return F.cross_entropy(task.logits(params, z), batch.y) + given["lam"] * pull, z
+    return task.loss(task.logits(params, z), batch.y) + given["lam"] * pull, z

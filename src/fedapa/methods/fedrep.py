@@ -30,7 +30,7 @@ from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
 from fedapa.methods.method import Method, When, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class FedRep(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         theta, phi = {"theta": client["theta"]}, {"phi": client["phi"]}
-        phi = local.sgd(cross_entropy, phi, given=theta, epochs=self.head_epochs, replaced=True)
+        phi = local.sgd(task_loss, phi, given=theta, epochs=self.head_epochs, replaced=True)
         epochs = self.extractor_epochs or None
-        theta = local.sgd(cross_entropy, theta, given=phi, epochs=epochs, replaced=True)
+        theta = local.sgd(task_loss, theta, given=phi, epochs=epochs, replaced=True)
         return {**theta, **phi}, {**theta, "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

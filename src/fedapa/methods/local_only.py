@@ -13,7 +13,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Method
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LocalOnly(Method):
         return client
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        return local.sgd(cross_entropy, client), {}
+        return local.sgd(task_loss, client), {}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return server

@@ -60,6 +60,8 @@ def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int
 def attacked(method: Method, data: Federated, attack: Attack) -> tuple[Method, Federated]:
     """Method and data with the liars in them."""
     if attack.kind == "label-flip":
+        if data.classes == 0:
+            raise InputError("label-flip needs classes, and the targets are numbers", "use noise or scaled")
         return method, flipped(data, attack.clients)
     return Tampered(method, attack.kind, attack.clients, attack.factor), data
 

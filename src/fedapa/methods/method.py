@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fedapa.core.settings import check_settings, hyper
 from fedapa.core.tree import Tree, grown
-from fedapa.errors import InputError
 from fedapa.training.local import Local
 from fedapa.training.task import Task
 
+__all__ = ["Method", "Schedule", "When", "hyper"]
+
 When = Literal["before", "after"]
 Schedule = Literal["parallel", "sequential"]
-
-
-def hyper(
-    default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "", search: str = ""
-) -> Any:
-    """A hyper-parameter: its default, one line of help, its legal range and where the default comes from.
-
-    ``search`` is what `fedapa tune` tries: "log:0.01..10", "0..0.9" or choices "1,2,5"; nothing keeps the default.
-    """
-    meta = {"help": help, "low": low, "high": high, "source": source, "search": search}
-    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,11 @@ class Method(ABC):
         return "after"
 
     @property
+    def needs_classes(self) -> bool:
+        """Whether it learns something per class, such as prototypes: then it cannot predict numbers."""
+        return False
+
+    @property
     def schedule(self) -> Schedule:
         """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
         return "parallel"
@@ -122,39 +117,4 @@ class Method(ABC):
         return {}
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for f in fields(self):
-            _check(type(self).__name__, f.name, getattr(self, f.name), hints[f.name], f.metadata)
-
-
-def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
-    if choices := [a for a in get_args(hint) if isinstance(a, str)]:
-        if value not in choices:
-            raise InputError(f"{owner}.{name} is {value!r}", f"choose one of {', '.join(choices)}")
-        return
-    if isinstance(value, bool) or hint is bool:
-        if not (isinstance(value, bool) and hint is bool):
-            raise InputError(f"{owner}.{name} is {value!r}", f"it must be {getattr(hint, '__name__', hint)}")
-        return
-    if isinstance(value, int | float):
-        low, high = meta.get("low", -math.inf), meta.get("high", math.inf)
-        if not (low <= value <= high) or math.isnan(value):
-            raise InputError(f"{owner}.{name} is {value}, outside its legal range", f"choose from {low:g} to {high:g}")
-        if hint is int and not isinstance(value, int):
-            raise InputError(f"{owner}.{name} is {value}", "it must be a whole number")
-    elif hint in (int, float):
-        raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
-
-
-def describe(method: type[Method]) -> list[dict[str, Any]]:
-    """The hyper-parameters of a method class as rows for listings."""
-    hints = get_type_hints(method)
-    return [
-        {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
-        for f in fields(method)
-    ]
-
-
-def _type_name(hint: Any) -> str:
-    choices = [a for a in get_args(hint) if isinstance(a, str)]
-    return " | ".join(choices) if choices else str(getattr(hint, "__name__", hint))
+        check_settings(self)

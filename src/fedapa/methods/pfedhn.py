@@ -49,7 +49,7 @@ from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 CHUNK = 2048  # rows of the output layer that are updated at a time, to stay in the cache
 
@@ -102,7 +102,7 @@ class PFedHN(Method):
         return {**client, "theta": down["theta"]} if self.private_head else task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client, steps=self.local_steps or None, memory=None)
+        client = local.sgd(task_loss, client, steps=self.local_steps or None, memory=None)
         if self.private_head:
             return client, {"theta": client["theta"]}
         return client, {"omega": task.join(client["theta"], client["phi"])}

@@ -42,7 +42,7 @@ from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Method, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 Pieces = list[tuple[slice, int]]  # which part of omega belongs to which layer
 
@@ -79,7 +79,7 @@ class PFedLA(Method):
         return task.parts(down["omega"])
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        client = local.sgd(cross_entropy, client, replaced=True)
+        client = local.sgd(task_loss, client, replaced=True)
         return client, {"omega": task.join(client["theta"], client["phi"])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

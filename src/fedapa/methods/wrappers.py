@@ -91,6 +91,10 @@ class Wrapped(Method):
         return self.inner.evaluated
 
     @property
+    def needs_classes(self) -> bool:
+        return self.inner.needs_classes
+
+    @property
     def schedule(self) -> Schedule:
         return self.inner.schedule
 

@@ -30,6 +30,7 @@ from fedapa.analysis.run_reader import (
     mean_curve,
     title_of,
 )
+from fedapa.core.scores import Score
 from fedapa.data.inspect import draw_bubbles, ticks
 from fedapa.report import drawing
 from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
@@ -57,17 +58,23 @@ def looks(scenario: Scenario) -> dict[str, Look]:
     """FedAPA, Local and FedAvg stand out, and the best of the rest; with few methods all of them do."""
     labels = [row["method"] for row in scenario.rows]
     found = {label: Look(*LANDMARKS[label], 2.0) for label in labels if label in LANDMARKS}
-    rest = sorted((label for label in labels if label not in found), key=lambda label: -last(scenario, label))
+    rest = sorted((label for label in labels if label not in found), key=lambda label: place(scenario, label))
     for label, colour in zip(rest, [FOUR, INK] if len(labels) < 6 else [FOUR], strict=False):
         found[label] = Look(colour, ":" if colour == INK else (0, (5, 1, 1, 1, 1, 1)), 1.7)  # type: ignore[arg-type]
     return {label: found.get(label, Look(OTHER, "-", 0.9)) for label in labels}
 
 
 def last(scenario: Scenario, label: str) -> float:
-    """Accuracy of the last round, of the model that the method is evaluated by; -1 where it is not a number."""
+    """The score of the last round, of the model that the method is evaluated by; NaN where it is not finite."""
     row = next(row for row in scenario.rows if row["method"] == label)
     value = row[f"{row['evaluated']}_last"]
-    return float(value) if np.isfinite(value) else -1.0
+    return float(value) if np.isfinite(value) else float("nan")
+
+
+def place(scenario: Scenario, label: str) -> float:
+    """What methods are sorted by, the best first; those without a finite score come last."""
+    value = last(scenario, label)
+    return float("inf") if np.isnan(value) else -scenario.score.sign * value
 
 
 def focus(scenario: Scenario) -> str:
@@ -75,7 +82,7 @@ def focus(scenario: Scenario) -> str:
     labels = [str(row["method"]) for row in scenario.rows]
     fedapa = [label for label in labels if label.split(" ")[0] == "fedapa"]
     rest = [label for label in labels if label != "local"] or labels
-    return fedapa[0] if fedapa else max(rest, key=lambda label: last(scenario, label))
+    return fedapa[0] if fedapa else min(rest, key=lambda label: place(scenario, label))
 
 
 def short(label: str, most: int = 22) -> str:
@@ -83,7 +90,7 @@ def short(label: str, most: int = 22) -> str:
     return title if len(title) <= most else f"{title[: most - 1]}…"
 
 
-# -------------------------------------------------------------------------------------------------------- accuracy
+# ---------------------------------------------------------------------------------------------------------- scores
 
 
 def convergence(scenario: Scenario) -> Drawn:
@@ -91,7 +98,7 @@ def convergence(scenario: Scenario) -> Drawn:
     curves = {label: mean_curve(scenario.of(label)) for label in looks(scenario)}
     drawn = {label: curve for label, curve in curves.items() if np.isfinite(curve.pooled).any()}
     if not drawn:
-        return "No accuracy is a finite number."
+        return "No score is a finite number."
     ends, kinds = {label: _end(curve) for label, curve in drawn.items()}, looks(scenario)
 
     def draw(axes: Any) -> None:
@@ -100,15 +107,16 @@ def convergence(scenario: Scenario) -> Drawn:
         axes.margins(x=0.01)
         _count_rounds(axes)
 
-    return _panels(draw, ends, kinds, np.concatenate([c.pooled for c in drawn.values()]), "round", with_values=True)
+    values = np.concatenate([c.pooled for c in drawn.values()])
+    return _panels(draw, ends, kinds, values, "round", scenario.score, with_values=True)
 
 
 def _panels(
     draw: Callable[[Any], None], ends: dict[str, tuple[float, float]], kinds: dict[str, Look], values: Floats,
-    below: str, with_values: bool = False,
+    below: str, score: Score, with_values: bool = False,
 ) -> Figure:  # fmt: skip
-    """Accuracies with every name at the right of its point; where some end far below the rest, in two panels."""
-    groups = _near_and_far(ends)
+    """Scores with every name at the right of its point; where some end far below the rest, in two panels."""
+    groups = _near_and_far(ends) if score.is_share else [list(ends)]
     heights = [max(2.8 - 1.4 * k, 0.155 * len(group) + 0.3) for k, group in enumerate(groups)]
     figure = drawing.new(sum(heights) + 0.5)
     panels = figure.subplots(len(groups), 1, sharex=True, height_ratios=heights, squeeze=False).ravel()
@@ -116,12 +124,13 @@ def _panels(
         draw(axes)
         top = max(ends[label][1] for label in group)
         is_zoomed = len(groups) > 1 and group is groups[0]
-        axes.set_ylim(*((top - 1.1 * CLOSE, top + 0.1 * CLOSE) if is_zoomed else _room(values)))
-        names = [f"{short(label)} {ends[label][1]:.1f}" if with_values else short(label) for label in group]
+        axes.set_ylim(*((top - 1.1 * CLOSE, top + 0.1 * CLOSE) if is_zoomed else _room(values, score)))
+        digits = 1 if score.is_share else score.digits
+        names = [f"{short(label)} {ends[label][1]:.{digits}f}" if with_values else short(label) for label in group]
         colours = [kinds[label].colour for label in group]
         drawing.label_right(axes, [ends[label] for label in group], names, colours, height)
     panels[-1].set_xlabel(below)
-    figure.supylabel("test accuracy, %", fontsize=8.5)
+    figure.supylabel(axis_of(score), fontsize=8.5)
     return figure
 
 
@@ -150,20 +159,26 @@ def _count_rounds(axes: Any) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _room(values: Floats) -> tuple[float, float]:
-    """From just below where most of the action is to just above the best."""
+def axis_of(score: Score) -> str:
+    return f"test {score.name}{f', {score.unit}' if score.unit else ''}"
+
+
+def _room(values: Floats, score: Score) -> tuple[float, float]:
+    """From just beside where most of the action is to just beyond the best."""
     seen = values[np.isfinite(values)]
     low, high = float(np.percentile(seen, 2)), float(seen.max())
-    margin = max(1.0, 0.05 * (high - low))
-    return max(0.0, low - margin), min(100.0, high + margin)
+    if score.better == "lower":
+        low, high = float(seen.min()), float(np.percentile(seen, 98))
+    margin = max(0.01 * score.scale if score.is_share else 1e-9, 0.05 * (high - low))
+    return max(score.low, low - margin), min(score.high, high + margin)
 
 
 def phases(scenario: Scenario) -> Drawn:
     """Every method in a panel of its own: before and after local training, Local behind them."""
     labels = [label for label in looks(scenario) if np.isfinite(mean_curve(scenario.of(label)).pooled).any()]
     if not labels:
-        return "No accuracy is a finite number."
-    labels = sorted(labels, key=lambda label: -last(scenario, label))
+        return "No score is a finite number."
+    labels = sorted(labels, key=lambda label: place(scenario, label))
     columns = 3
     rows = -(-len(labels) // columns)
     figure = drawing.new(0.92 * rows + 0.75)
@@ -181,10 +196,10 @@ def phases(scenario: Scenario) -> Drawn:
         axes.tick_params(labelsize=7, length=2)
     for axes in panels[len(labels) :]:
         axes.set_axis_off()
-    panels[0].set_ylim(*_room(np.concatenate(everything)))
+    panels[0].set_ylim(*_room(np.concatenate(everything), scenario.score))
     _count_rounds(panels[0])
     figure.supxlabel("round", fontsize=8)
-    figure.supylabel("test accuracy, %", fontsize=8)
+    figure.supylabel(axis_of(scenario.score), fontsize=8)
     from matplotlib.lines import Line2D
 
     keys = [Line2D([], [], color=ONE), Line2D([], [], color=TWO, linestyle=(0, (3, 1.2)))]
@@ -199,7 +214,8 @@ def phases(scenario: Scenario) -> Drawn:
 
 
 def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
-    """Every client's gain over Local in points, for every seed with a Local run; NaN without tests, or if it lies.
+    """How much better off every client is than with Local, for every seed with a Local run; NaN without tests, or if
+    it lies.
 
     In the last round that both runs evaluated.
     """
@@ -209,6 +225,11 @@ def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
         for mine, local in run_results.pairs([run.result], everyone, "local"):
             found.append((run, np.where(run.result.honest, run_results.gaps(mine, local), np.nan)))
     return found
+
+
+def points(score: Score) -> str:
+    """What gains are counted in, the better to the right."""
+    return "percentage points" if score.unit == "%" else f"{'less' if score.better == 'lower' else 'more'} {score.name}"
 
 
 def gains(scenario: Scenario) -> Drawn:
@@ -233,14 +254,16 @@ def gains(scenario: Scenario) -> Drawn:
             annotation_clip=False,
         )  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.8)
-    reach = max(5.0, float(np.abs(np.concatenate(list(pooled.values()))).max()))
-    axes.set_xscale("symlog", linthresh=10, linscale=1.0)
+    reach = float(np.abs(np.concatenate(list(pooled.values()))).max())
+    if scenario.score.is_share:
+        reach = max(5.0, reach)
+        axes.set_xscale("symlog", linthresh=10, linscale=1.0)
+        marks = [m for m in (-50, -10, -5, 0, 5, 10, 50) if abs(m) <= reach]
+        axes.set_xticks(marks, [drawing.signed(m, 0) if m else "0" for m in marks])
+        axes.set_xticks([], minor=True)
     axes.set_xlim(-1.2 * reach, 1.2 * reach)
-    marks = [m for m in (-50, -10, -5, 0, 5, 10, 50) if abs(m) <= reach]
-    axes.set_xticks(marks, [drawing.signed(m, 0) if m else "0" for m in marks])
-    axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(order)), [short(label) for label in order])
-    axes.set(xlabel="gain over Local, percentage points", ylim=(-0.7, len(order) - 0.3))
+    axes.set(xlabel=f"gain over Local, {points(scenario.score)}", ylim=(-0.7, len(order) - 0.3))
     axes.grid(visible=True, axis="y")
     return figure
 
@@ -267,7 +290,7 @@ def who(scenario: Scenario) -> Drawn:
     values, places = [entry[0] for entry in entries], range(len(entries))
     axes.barh(places, values, height=0.75, color=[ONE if value >= 0 else TWO for value in values])
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set(xlabel=f"gain of {short(label)} over Local, percentage points", ylim=(-0.7, len(entries) - 0.3))
+    axes.set(xlabel=f"gain of {short(label)} over Local, {points(scenario.score)}", ylim=(-0.7, len(entries) - 0.3))
     if named:
         texts = [f"{name[:18]} · {train:,}" for _, name, train in entries]
         axes.set_yticks(places, texts, fontsize=7 if len(entries) <= 30 else 5.5)
@@ -282,12 +305,12 @@ def who(scenario: Scenario) -> Drawn:
 # ------------------------------------------------------------------------------------------------------------- cost
 
 
-def bytes_accuracy(scenario: Scenario) -> Drawn:
+def bytes_score(scenario: Scenario) -> Drawn:
     """What a round costs one client on the wire, and what it gets for it."""
     kinds = looks(scenario)
-    rows = [row for row in scenario.rows if last(scenario, row["method"]) >= 0]
+    rows = [row for row in scenario.rows if np.isfinite(last(scenario, row["method"]))]
     if not rows:
-        return "No accuracy is a finite number."
+        return "No score is a finite number."
     ends = {row["method"]: (float(row["kib"]), last(scenario, row["method"])) for row in rows}
     positive = [x for x, _ in ends.values() if x > 0] or [1.0]
     small, large = min(positive) / 2, max(positive) * 2  # below the smallest the axis runs straight to zero
@@ -302,7 +325,8 @@ def bytes_accuracy(scenario: Scenario) -> Drawn:
         axes.set_xticks([], minor=True)
         axes.set_xlim(-0.2 * small, large)
 
-    return _panels(draw, ends, kinds, np.array([y for _, y in ends.values()]), "KiB down and up, per client and round")
+    values = np.array([y for _, y in ends.values()])
+    return _panels(draw, ends, kinds, values, "KiB down and up, per client and round", scenario.score)
 
 
 def time_split(scenario: Scenario) -> Drawn:

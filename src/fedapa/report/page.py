@@ -13,7 +13,9 @@ import numpy as np
 
 from fedapa.analysis import run_results
 from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, title_of
+from fedapa.analysis.run_results import score_of
 from fedapa.analysis.statistics import FEWEST
+from fedapa.core.scores import Score
 from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
@@ -41,7 +43,7 @@ class Plot(NamedTuple):
 PLOTS = (
     Plot(
         "curves", figures.convergence, "Convergence",
-        "Test accuracy round by round, of the model that each method is evaluated by, with the last value beside its "
+        "Test {score} round by round, of the model that each method is evaluated by, with the last value beside its "
         "name; means over seeds, in the rounds that all of them have. Where some methods end far below the best, the "
         "upper panel shows the others alone.",
     ),
@@ -52,9 +54,9 @@ PLOTS = (
     ),
     Plot(
         "gains", figures.gains, "Who gains over Local, who loses",
-        "One dot per client and seed: its accuracy with the method minus its accuracy alone, in the last round that "
-        "both have, same allocation. The bar is the mean over clients, the numbers count winners and losers. Linear up "
-        "to 10 points, logarithmic beyond.",
+        "One dot per client and seed: how much better its {score} is with the method than alone, in the last round "
+        "that both have, same allocation. The bar is the mean over clients, the numbers count winners and "
+        "losers.{scale}",
     ),
     Plot("who", figures.who, "Client by client", "Every client of {focus}, with the number of its train samples."),
     Plot(
@@ -79,8 +81,8 @@ PLOTS = (
         "Train samples per client and class{allocation}; area is number.",
     ),
     Plot(
-        "bytes", figures.bytes_accuracy, "Bytes against accuracy",
-        "What one client receives and sends in one round, and the accuracy of the last round.",
+        "bytes", figures.bytes_score, "Bytes against {score}",
+        "What one client receives and sends in one round, and the {score} of the last round.",
     ),
     Plot(
         "time", figures.time_split, "Where the time goes",
@@ -108,7 +110,7 @@ class Section:
     scenario: Scenario
     tiles: list[tuple[str, str, str]]  # what, value, remark
     verdict: list[str]
-    accuracy: list[dict[str, Any]]
+    scores: list[dict[str, Any]]
     gains: list[dict[str, Any]]
     costs: list[dict[str, Any]]
     has_paper: bool
@@ -124,6 +126,14 @@ class Section:
         """Why gains have no interval and no p, each reason once."""
         notes = dict.fromkeys(row["note"] for row in self.gains if row["note"] and row["label"] != "local")
         return [f"No interval and no p: {note}" for note in notes]
+
+    @property
+    def score(self) -> Score:
+        return self.scenario.score
+
+    @property
+    def first(self) -> str:
+        return first_of(self.score)
 
     @property
     def has_liars(self) -> bool:
@@ -203,12 +213,14 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     words = {
         "focus": title_of(figures.focus(scenario)),
         "watched": f"{title_of(watched.label)}, seed {watched.result.seed}" if watched else "",
+        "score": scenario.score.name,
+        "scale": " Linear up to 10 points, logarithmic beyond." if scenario.score.is_share else "",
         "allocation": f", allocation of seed {scenario.first.result.seed}" if len(seeds) > 1 else "",
     }
     plots = {
         plot.name: keep.show(
             f"{key}-{plot.name}",
-            plot.title,
+            _fill(plot.title, words),
             _fill(plot.caption, words),
             lambda plot=plot: plot.draw(scenario),  # type: ignore[misc]
         )
@@ -217,7 +229,7 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     has_paper = any(p.accuracy is not None for p in printed.values())
     return Section(
         key, scenario, _tiles(scenario, rows, printed), _verdict(scenario, rows),
-        [_accuracy_row(row, _rank(row, rows), printed[row["method"]]) for row in rows],
+        [_score_row(row, _rank(row, rows), printed[row["method"]]) for row in rows],
         [_gain_row(row) for row in rows],
         [_cost_row(row, scenario, printed[row["method"]]) for row in rows],
         has_paper, any(row["allocations"] > 1 for row in rows),
@@ -234,7 +246,7 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 def _ranked(scenario: Scenario) -> list[dict[str, Any]]:
     """Best first; methods that are at an earlier round than others come after those."""
-    return sorted(scenario.rows, key=lambda row: (-row["round"], -figures.last(scenario, row["method"])))
+    return sorted(scenario.rows, key=lambda row: (-row["round"], figures.place(scenario, row["method"])))
 
 
 def _rank(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -253,38 +265,41 @@ def _tiles(
     label = figures.focus(scenario)
     row = next(row for row in rows if row["method"] == label)
     best, evaluated, rank = rows[0], row["evaluated"], _rank(row, rows)
-    shown = f"{percent(best[best['evaluated'] + '_last'])} % in round {best['round']}"
+    score = scenario.score
+    shown = f"{score.text(best[best['evaluated'] + '_last'])} in round {best['round']}"
     place = f"round {row['round']}: not ranked" if rank == NONE else f"rank {rank} of {len(rows)}, {_standing(row)}"
     tiles = [
-        ("highest", title_of(best["method"]), shown),
-        (title_of(label), f"{percent(row[evaluated + '_last'])} %", place),
+        (first_of(score), title_of(best["method"]), shown),
+        (title_of(label), score.text(row[evaluated + "_last"]), place),
     ]
     if row["gain"] is not None and label != "local":
         better, equal, worse = row["gain"]
-        remark = f"points; {better} clients gain, {equal} equal, {worse} lose{sure(row['gain_p_adjusted'])}{_at(row)}"
-        tiles.append(("against Local", signed(row["gain_points"]), remark))
+        counts = f"{better} clients gain, {equal} equal, {worse} lose"
+        remark = f"{score.points}; {counts}{sure(row['gain_p_adjusted'])}{_at(row)}"
+        tiles.append(("against Local", signed(row["gain_points"], score.digits), remark))
     told = printed[label].accuracy
     if told is not None and np.isfinite(row[f"{evaluated}_best"]):
         gap = row[f"{evaluated}_best"] - told
-        tiles.append(("against the paper", signed(gap), f"best round {percent(told + gap)}, printed {told:.2f}"))
+        tiles.append(("against the paper", signed(gap), f"best round {score.number(told + gap)}, printed {told:.2f}"))
     return tiles
 
 
 def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers say, the unpleasant included."""
-    told, score = [], {row["method"]: figures.last(scenario, row["method"]) for row in rows}
+    told, score, value = [], scenario.score, {r["method"]: figures.last(scenario, r["method"]) for r in rows}
     if line := run_results.who_wins(rows, title_of):
         told.append(line)
     local = next((row for row in rows if row["method"] == "local"), None)
     if local is None:
         told.append("Local is not among these runs: nobody can say who gains by taking part.")
     elif len(rows) > 1:
-        alone, beside = score["local"], [row["method"] for row in rows if row["round"] == local["round"]]
-        below = [title_of(name) for name in beside if 0 <= score[name] < alone]
+        alone, beside = value["local"], [row["method"] for row in rows if row["round"] == local["round"]]
+        worse = [title_of(name) for name in beside if score.sign * value[name] < score.sign * alone]
+        side = "below" if score.better == "higher" else "above"
         told.append(
-            f"Below Local ({alone:.2f} %): {', '.join(below)}."
-            if below
-            else f"No method is below Local ({alone:.2f} %)."
+            f"{side.capitalize()} Local ({score.text(alone)}): {', '.join(worse)}."
+            if worse
+            else f"No method is {side} Local ({score.text(alone)})."
         )
     counts = {row["allocations"] for row in rows}
     if max(counts) < FEWEST:
@@ -294,8 +309,14 @@ def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
     return told
 
 
+def first_of(score: Score) -> str:
+    """What the best is called: of errors it is the lowest."""
+    return "highest" if score.better == "higher" else "lowest"
+
+
 def _standing(row: dict[str, Any]) -> str:
-    return {"best": "the highest", "behind": "behind the highest"}.get(row["standing"], str(row["standing"]))
+    first = first_of(score_of(row))
+    return {"best": f"the {first}", "behind": f"behind the {first}"}.get(row["standing"], str(row["standing"]))
 
 
 def _at(row: dict[str, Any]) -> str:
@@ -311,7 +332,7 @@ def sure(p: float | None) -> str:
     return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p <\u202f0.001"
 
 
-def _accuracy_row(row: dict[str, Any], rank: str, printed: paper.Printed) -> dict[str, Any]:
+def _score_row(row: dict[str, Any], rank: str, printed: paper.Printed) -> dict[str, Any]:
     evaluated = row["evaluated"]
     best = row[f"{evaluated}_best"]
     known = printed.accuracy is not None and np.isfinite(best)
@@ -323,12 +344,17 @@ def _accuracy_row(row: dict[str, Any], rank: str, printed: paper.Printed) -> dic
         "standing": _standing(row),
         "interval": NONE
         if row[f"{evaluated}_low"] is None or not np.isfinite(row[f"{evaluated}_low"])
-        else f"{row[f'{evaluated}_low']:.1f} to {row[f'{evaluated}_high']:.1f}",
-        "best": percent(best),
+        else _range(row[f"{evaluated}_low"], row[f"{evaluated}_high"], score_of(row)),
+        "best": score_of(row).number(best),
         "paper": percent(printed.accuracy),
         "gap": signed(best - printed.accuracy) if known and printed.accuracy is not None else NONE,
         "sign": 0 if not known or printed.accuracy is None else int(np.sign(round(best - printed.accuracy, 2))),
     }
+
+
+def _range(low: float, high: float, score: Score) -> str:
+    digits = 1 if score.is_share else score.digits
+    return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
 def _name(row: dict[str, Any]) -> dict[str, Any]:
@@ -344,26 +370,28 @@ def _name(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_spread(row: dict[str, Any], phase: str) -> str:
-    spread = row[f"{phase}_sd"]
-    tail = "" if spread is None or not np.isfinite(spread) else f" ± {spread:.2f}"
-    return percent(row[f"{phase}_last"]) + tail
+    spread, score = row[f"{phase}_sd"], score_of(row)
+    tail = "" if spread is None or not np.isfinite(spread) else f" ± {score.number(spread)}"
+    return score.number(row[f"{phase}_last"]) + tail
 
 
 def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
     better, equal, worse = row["gain"] or (NONE, NONE, NONE)
+    score = score_of(row)
+    low, high = row["gain_low"], row["gain_high"]
     return {
         **_name(row),
         "better": better,
         "equal": equal,
         "worse": worse,
-        "points": NONE if row["gain_points"] is None else signed(row["gain_points"]),
-        "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], 2))),
-        "interval": NONE if row["gain_low"] is None else f"{signed(row['gain_low'])} to {signed(row['gain_high'])}",
+        "points": NONE if row["gain_points"] is None else signed(row["gain_points"], score.digits),
+        "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], score.digits))),
+        "interval": NONE if low is None else f"{signed(low, score.digits)} to {signed(high, score.digits)}",
         "p": sure(row["gain_p_adjusted"]).removeprefix(", p ") or NONE,
         "round": row["gain_round"] or NONE,
         "note": row["gain_note"],
-        "worst": percent(row["worst_client"]),
-        "tenth": percent(row["worst_tenth"]),
+        "worst": score.number(row["worst_client"]),
+        "tenth": score.number(row["worst_tenth"]),
     }
 
 
@@ -414,7 +442,7 @@ def _facts(scenario: Scenario, seeds: Sequence[int]) -> list[tuple[str, str]]:
     config = scenario.first.config
     found = [
         (f"{table}.{key}", _plain(value))
-        for table in ("data", "model", "training", "run", "attack")
+        for table in ("data", "model", "objective", "training", "run", "attack")
         for key, value in (config.get(table) or {}).items()
         if key != "data_dir"
     ]
@@ -437,9 +465,10 @@ class Overview(NamedTuple):
     """All scenarios side by side."""
 
     titles: list[str]
-    rows: list[tuple[str, list[str], str]]  # method, accuracies, mean rank
+    rows: list[tuple[str, list[str], str]]  # method, scores, mean rank
     p: str
     plot: Shown | None
+    score: str  # what the numbers are
 
 
 def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
@@ -464,11 +493,14 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
     )
     plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(mean)) if mean else None
     p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")
-    return Overview([scenario.title for scenario in scenarios], rows, p, plot)
+    names = " and ".join(dict.fromkeys(scenario.score.heading for scenario in scenarios))
+    return Overview([scenario.title for scenario in scenarios], rows, p, plot, names[0].upper() + names[1:])
 
 
 def _ranks(scenarios: Sequence[Scenario]) -> Ranks | None:
-    rows = [row for scenario in scenarios for row in scenario.rows if figures.last(scenario, row["method"]) >= 0]
+    rows = [
+        row for scenario in scenarios for row in scenario.rows if np.isfinite(figures.last(scenario, row["method"]))
+    ]
     return run_results.ranks(rows)
 
 

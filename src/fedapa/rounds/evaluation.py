@@ -1,13 +1,13 @@
-"""What a round is worth: correct answers per client, and the few numbers that sum them up."""
+"""What a round is worth: every score of every client's model, and the few numbers that sum one up."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.core.scores import Score
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Split
 from fedapa.errors import RunError
@@ -15,33 +15,36 @@ from fedapa.methods.method import Method
 from fedapa.training.local import Engine, Pass, Plain
 from fedapa.training.task import Task
 
-Counts = npt.NDArray[np.int64]
+# Sums and counts. Of one model [S, 4]: a row per score, in the objective's order, with sum and count on test data and
+# sum and count on validation data; of all clients [M, S, 4].
+Sums = npt.NDArray[np.float64]
+TEST, VALIDATION = slice(0, 2), slice(2, 4)
+UNKNOWN = -1.0  # count of what was not measured yet
 
 
-class Score(NamedTuple):
-    """Right answers of one model at one client, on its test and (where there is one) validation data."""
+def measure(method: Method, task: Task, client: Tree, data: ClientData, engine: Engine | None = None) -> Sums:
+    """Every score of one client's model. A model that answers NaN has none: RunError, on every engine."""
 
-    correct: int
-    total: int
-    valid_correct: int = 0
-    valid_total: int = 0
-
-
-def score(method: Method, task: Task, client: Tree, data: ClientData, engine: Engine | None = None) -> Score:
-    """A model that answers NaN has no largest answer to count: RunError, on every engine."""
-
-    def count(split: Split) -> tuple[int, int]:
-        logits = (engine or Plain()).outputs(Pass(method.predict, task, client, split.x))
-        if logits.isnan().any():
+    def of(split: Split | None) -> Sums:
+        if split is None:
+            return np.zeros((len(task.objective.scores), 2))
+        outputs = (engine or Plain()).outputs(Pass(method.predict, task, client, split.x))
+        if outputs.isnan().any():
             raise RunError("the network computed NaN", "lower the learning rate, or look for NaN in the data")
-        return int((logits.argmax(1) == split.y).sum()), len(split.y)
+        found = task.objective.measure(outputs, split.y)
+        return np.array([found[score.name] for score in task.objective.scores], dtype=np.float64)
 
-    return Score(*count(data.test), *(() if data.validation is None else count(data.validation)))
+    return np.concatenate([of(data.test), of(data.validation)], axis=1)
+
+
+def nothing(task: Task, fill: float = 0.0) -> Sums:
+    """[S, 4] of a client that was not measured."""
+    return np.full((len(task.objective.scores), 4), fill)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Accuracies in percent over all clients; pooled = all right answers over all test samples."""
+    """One score over all clients; pooled = of all test samples together."""
 
     pooled: float
     mean: float
@@ -53,12 +56,12 @@ class Summary:
         return asdict(self)
 
 
-def summarise(correct: Counts, total: Counts) -> Summary:
+def summarise(score: Score, sums: npt.ArrayLike, counts: npt.ArrayLike) -> Summary:
     """Clients without test samples count in no mean."""
-    seen = total > 0
-    each = 100.0 * correct[seen] / total[seen]
+    sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    each = score.values(sums, counts)[counts > 0]
     if not len(each):
         return Summary(*(float("nan"),) * 5)
-    tenth = np.sort(each)[: max(1, len(each) // 10)]
-    pooled = 100.0 * correct.sum() / total.sum()
-    return Summary(float(pooled), float(each.mean()), float(each.std()), float(each.min()), float(tenth.mean()))
+    tenth = np.sort(score.sign * each)[: max(1, len(each) // 10)] * score.sign
+    pooled = score.value(sums.sum(), counts.sum())
+    return Summary(pooled, float(each.mean()), float(each.std()), score.worst(each), float(tenth.mean()))

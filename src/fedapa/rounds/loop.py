@@ -17,7 +17,7 @@ from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Schedule
-from fedapa.rounds.evaluation import Counts, Score
+from fedapa.rounds.evaluation import UNKNOWN, Sums, nothing
 from fedapa.rounds.membership import Gate, Newcomer
 from fedapa.rounds.tensor_storage import Room, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
@@ -64,9 +64,9 @@ class RoundLog:
 
     round: int
     trained: list[int]
-    before: Counts | None = None  # [M, 4]: correct, total, correct and total on validation data
-    after: Counts | None = None
-    final: Counts | None = None  # of the last round: what the last aggregation would send, which no round scores
+    before: Sums | None = None  # [M, S, 4]: see rounds/evaluation.py
+    after: Sums | None = None
+    final: Sums | None = None  # of the last round: what the last aggregation would send, which no round scores
     down_bytes: dict[int, int] = field(default_factory=dict)
     up_bytes: dict[int, int] = field(default_factory=dict)
     client_seconds: dict[int, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class State(NamedTuple):
 
     round: int  # rounds done
     server: Tree
-    last: Counts  # [M, 4] score of every client's last trained state; -1 where not yet known
+    last: Sums  # [M, S, 4] scores of every client's last trained state; UNKNOWN where it was not measured yet
 
 
 class Sink(Protocol):
@@ -160,8 +160,16 @@ def _mailings(method: Method, task: Task, cohort: Sequence[int]) -> Iterator[Mai
 
 def start(method: Method, task: Task, seed: int) -> tuple[State, Tree]:
     """The state before the first round, and what every client starts with."""
+    check_fits(method, task)
     server, client = method.init(task, seed)
-    return State(0, server, np.full((task.clients, 4), -1, dtype=np.int64)), client
+    return State(0, server, np.stack([nothing(task, UNKNOWN)] * task.clients)), client
+
+
+def check_fits(method: Method, task: Task) -> None:
+    """Some methods learn something per class, which numbers do not have."""
+    if method.needs_classes and task.classes == 0:
+        hint = "use a method without prototypes or means by class, such as fedavg, fedper or fedapa"
+        raise InputError(f"{type(method).__name__} needs classes, and the targets are numbers", hint)
 
 
 def draw(plan: Plan, clients: int, t: int, gone: frozenset[int] = frozenset()) -> list[int]:
@@ -185,7 +193,8 @@ class Expected:
     def __init__(self, method: Method, task: Task, sample: torch.Tensor, limits: Limits | None = None) -> None:
         self._method, self.limits = method, limits
         self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
-        self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64))
+        kind = torch.int64 if task.classes else torch.float32
+        self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=kind))
         self._known: dict[int, Tree] = {}
 
     def upload(self, down: Tree) -> Tree:
@@ -256,7 +265,7 @@ def _open(
             continue
         gate.let_in(newcomer, state.round)
         task, like = seat(method, larger, transport, seed, like, newcomer)
-        unknown = np.full((1, 4), -1, dtype=np.int64)
+        unknown = nothing(task, UNKNOWN)[None]
         state = State(state.round, server, np.concatenate([state.last, unknown]))
         log.joined.append(newcomer)
         log.events.append(Event(log.round, task.clients - 1, "joined", f"{task.name(task.clients - 1)} joined"))
@@ -316,24 +325,24 @@ def play_sequential(
     return _close(method, task, plan, state, server, replies, like, log)
 
 
-def show(method: Method, task: Task, transport: Transport, state: State, log: RoundLog) -> Counts:
-    """Score what every client would receive now, without training: [M, 4], zeros where nobody answered."""
+def show(method: Method, task: Task, transport: Transport, state: State, log: RoundLog) -> Sums:
+    """Score what every client would receive now, without training: zeros where nobody answered."""
     begin, everyone = time.perf_counter(), [i for i in range(task.clients) if i not in log.gone]
     sent = Sent(method, task, state.server, everyone)
     requests = [Request(state.round, i, _bind(sent, i), train=False, evaluate=True) for i in everyone]
     replies = {reply.client: reply.before for reply in transport.exchange(requests)}
     log.seconds["clients"] = log.seconds.get("clients", 0.0) + time.perf_counter() - begin
-    return _counts([replies.get(i) for i in range(task.clients)])
+    return _stacked(task, [replies.get(i) for i in range(task.clients)])
 
 
-def _counts(scores: Sequence[Score | None]) -> Counts:
-    return np.array([score or Score(0, 0) for score in scores], dtype=np.int64)
+def _stacked(task: Task, found: Sequence[Sums | None]) -> Sums:
+    return np.stack([nothing(task) if sums is None else sums for sums in found])
 
 
 def _request(plan: Plan, state: State, sent: Sent, i: int, train: bool) -> Request:
     last = state.round == plan.rounds - 1
     evaluate = last or state.round % plan.evaluate_every == 0
-    unknown = evaluate and not train and bool(state.last[i, 1] < 0)
+    unknown = evaluate and not train and bool(state.last[i, 0, 1] < 0)
     return Request(state.round, i, _bind(sent, i), train, evaluate, unknown)
 
 
@@ -406,10 +415,10 @@ def _close(
     trained = set(log.trained)
     for i, reply in replies.items():
         if i in trained or (reply.after is not None and reply.up is None):
-            last[i] = -1 if reply.after is None else reply.after  # trained and not looked at: not yet known
+            last[i] = UNKNOWN if reply.after is None else reply.after  # trained and not looked at: not yet known
     if any(reply.before is not None for reply in replies.values()):
-        log.before = _counts([replies[i].before if i in replies else None for i in range(task.clients)])
-        log.after = last.clip(min=0)
+        log.before = _stacked(task, [replies[i].before if i in replies else None for i in range(task.clients)])
+        log.after = np.where(last[..., 1:2] < 0, 0.0, last)
         log.after[sorted(log.gone)] = 0  # what they last had is no longer in use
     log.client_seconds = {i: r.seconds for i, r in replies.items()}
     log.seconds["training"] = sum(r.train_seconds for r in replies.values())

@@ -17,7 +17,7 @@ from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
-from fedapa.rounds.evaluation import Score, score
+from fedapa.rounds.evaluation import Sums, measure
 from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
 from fedapa.training.engines.vmap_engine import cohorts, play_together
@@ -39,8 +39,8 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     client: int
     up: Tree | None
-    before: Score | None
-    after: Score | None
+    before: Sums | None
+    after: Sums | None
     seconds: float
     train_seconds: float
     fault: str | None = None  # why the client itself holds its training for failed
@@ -90,10 +90,10 @@ def visit(
     local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
     state = method.receive(task, record.state, down, local)
 
-    def scored(shown: Tree, what: str) -> Score:
+    def scored(shown: Tree, what: str) -> Sums:
         """There is nobody to refuse where a model that stands is broken: the run has diverged."""
         try:
-            return score(method, task, shown, data, engine)
+            return measure(method, task, shown, data, engine)
         except RunError as error:
             where = f"round {request.round + 1}: {what} {task.name(request.client)} is broken"
             raise RunError(f"{where}, {error.message}", error.hint) from None
@@ -112,7 +112,7 @@ def visit(
     after, fault = None, find_fault(state, state)
     if request.evaluate and fault is None:
         try:
-            after = score(method, task, state, data, engine)
+            after = measure(method, task, state, data, engine)
         except RunError as error:
             fault = error.message
     fault = fault and f"its training diverged, {fault}"

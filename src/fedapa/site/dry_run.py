@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedapa.analysis import statistics
-from fedapa.analysis.personalized_model import probabilities
+from fedapa.analysis.personalized_model import predictions
 from fedapa.analysis.statistics import Interval
-from fedapa.config.experiment import load_own, single
+from fedapa.config.experiment import load_own, objective_of, single
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
@@ -23,7 +23,10 @@ from fedapa.methods.wrappers import account_of
 from fedapa.rounds.loop import Expected, Plan, RoundLog, start
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.simulation import doubts, make_task, simulate
+from fedapa.site.measures import Measure, measures_of
 from fedapa.training.task import Task, Training
+
+TARGET = "count, sum and sum of squares of the target over the train rows"
 
 
 class DryRun(NamedTuple):
@@ -32,8 +35,8 @@ class DryRun(NamedTuple):
     wire: dict[str, Any]
     sees: dict[str, str]  # name of a tensor: who sees it
     rows: tuple[int, int]  # train, test
-    accuracy: Interval  # of local training alone
-    auc: Interval
+    measures: list[Measure]
+    alone: dict[str, Interval]  # every measure of local training alone
     privacy: list[str]  # what noised uploads protect and what not
     warnings: list[str]
 
@@ -47,26 +50,30 @@ def dry_run(
     i = _place(own.data, site)
     client = own.data.clients[i]
     training = Training(**training_of(config, method).model_dump())
-    task = make_task(own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers)
+    task = make_task(
+        own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers,
+        participation=config.run.participation, objective=objective_of(config, own.data.classes),
+    )  # fmt: skip
     base, settings = settings_of(single(config, method, seed), method)
     played = make(base, **settings)
     exchanges = _messages(played, task, client, i, seed)
     assert config.sites is not None
     schema = own.schemas[i]
     once = [f"names of {len(schema.columns)} columns and {len(schema.inputs)} inputs", "number of train rows"]
-    once += [f"class names: {', '.join(schema.class_names)}"]
+    once += [f"class names: {', '.join(schema.class_names)}" if schema.classes else TARGET]
     if config.sites.scaling == "federated":
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
     agreed = manifest.agreement(client.name, method, exchanges, once, account)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
-    accuracy, area = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
+    measures = measures_of(task.objective)
+    scores = {measure.name: measure.own(y, p) for measure in measures}
     sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
     privacy = [] if account is None else account.lines()
     sizes = len(client.train.y), len(client.test.y)
     return DryRun(
-        client.name, method, agreed, sees, sizes, accuracy, area, privacy, doubts(played, task, client.train.x[0])
+        client.name, method, agreed, sees, sizes, measures, scores, privacy, doubts(played, task, client.train.x[0])
     )
 
 
@@ -100,7 +107,7 @@ def _alone(
     alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
     plan = Plan(config.run.rounds, (1.0, 1.0), seed=config.seeds[0], evaluate_every=config.run.rounds)
     done = simulate(LocalOnly(), alone, mine, plan, progress=progress)
-    return probabilities(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)
+    return predictions(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)
 
 
 def _who_sees(base: str, name: str) -> str:

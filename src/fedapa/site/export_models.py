@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from fedapa.analysis import statistics
-from fedapa.analysis.personalized_model import in_use, last_checkpoint, probabilities
-from fedapa.config.experiment import Parts, assemble, load_own, read_config
+from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
+from fedapa.config.experiment import Parts, assemble, load_own, read_config, target_of
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data.federated import ClientData
@@ -20,6 +22,7 @@ from fedapa.data.sites import Own, Sites, described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import entry
+from fedapa.site.measures import measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.silo_scores import Scored, score_run
 from fedapa.site.site_model import write_model
@@ -58,8 +61,8 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     own = load_own(config, parts.plan.seed) if config.sites is not None else None
     schema = own.schemas[i] if own is not None else plain_schema(parts)
     state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
-    p = probabilities(parts.method, parts.task, state, client.test.x)
-    seen = probabilities(parts.method, parts.task, state, client.train.x)
+    p = predictions(parts.method, parts.task, state, client.test.x)
+    seen = predictions(parts.method, parts.task, state, client.train.x)
     flaw = flaw_of(client, seen, p, schema.class_names)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
@@ -78,7 +81,10 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
 
 def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
     """Why a model is of no use on the site's own rows, train and test together: it predicts one class for all of them,
-    or is right no more often than the most frequent class and ranks them no better than chance."""
+    or is right no more often than the most frequent class and ranks them no better than chance. Of numbers: it is no
+    closer to them than their mean is."""
+    if not names:
+        return _flaw_of_numbers(client, np.concatenate([seen, p]))
     y, both = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]), np.concatenate([seen, p])
     counts, said = np.bincount(y), np.unique(both.argmax(1))
     share, right = counts.max() / len(y), statistics.accuracy(y, both)
@@ -90,6 +96,15 @@ def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, n
     says = f"predicts {names[int(said[0])]!r} for all" if len(said) == 1 else f"is right on {right:.1%} of"
     often = f"{names[int(counts.argmax())]!r}, the most frequent class, is {share:.1%} of them"
     return f"it {says} {len(y)} own rows (train and test); {often}; AUC {area.mean:.2f}"
+
+
+def _flaw_of_numbers(client: ClientData, p: statistics.Floats) -> str | None:
+    y = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]).astype(np.float64)
+    error, spread = float(np.square(p[:, 0] - y).mean()), float(y.var())
+    if error < spread or spread == 0:
+        return None
+    gap = f"mean squared error {error:.3g}, variance {spread:.3g}"
+    return f"it is no closer to its {len(y)} own rows (train and test) than their mean is: {gap}"
 
 
 def refuse(site: str, flaw: str | None, anyway: bool) -> None:
@@ -119,7 +134,8 @@ def agreed_schema(config: Config) -> Schema:
 
 def sites_of(config: Config) -> Sites:
     assert config.sites is not None
-    return Sites(**config.sites.model_dump(mode="python"))
+    found = Sites(**config.sites.model_dump(mode="python"))
+    return replace(found, target=target_of(config))
 
 
 def data_dir_of(config: Config) -> Path | None:
@@ -127,7 +143,7 @@ def data_dir_of(config: Config) -> Path | None:
 
 
 def plain_schema(parts: Parts) -> Schema:
-    """Images and arrays of a shipped data set: classes by number."""
+    """Images and arrays of a shipped data set: classes by number, none where targets are numbers."""
     classes = {str(c): (str(c),) for c in range(parts.data.classes)}
     mode = {1: "L", 3: "RGB"}.get(parts.data.shape[0], "") if len(parts.data.shape) == 3 else ""
     return Schema((), "class", classes, parts.data.shape, mode)
@@ -138,17 +154,20 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     names = [other.name for other in parts.data.clients]
     y = client.test.y.numpy()
     weights = parts.method.watch(point.state.server).get("A")
-    trained, tested = (part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test))
-    own = {
-        "accuracy": statistics.own_accuracy(y, p),
-        "auc": statistics.bootstrap(y, p, statistics.auc),
-    }
+    trained, tested = (counts_of(part.y, parts.data.classes) for part in (client.train, client.test))
+    measures = measures_of(parts.task.objective)
+    own = {measure.name: measure.own(y, p) for measure in measures}
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(
         client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
         tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
-        settings_text(config),
+        settings_text(config), measures=measures,
     )  # fmt: skip
+
+
+def counts_of(y: Tensor, classes: int) -> list[int]:
+    """Rows of every class; of numbers, of all."""
+    return y.bincount(minlength=classes).tolist() if classes else [len(y)]
 
 
 def _write_held_out(out: Path, own: Own, i: int, schema: Schema, p: statistics.Floats) -> None:
@@ -165,7 +184,9 @@ def table_text(table: Table) -> str:
 
 
 def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line") -> str:
-    """One line per row: where it stands, the class, the probability of every class."""
+    """One line per row: where it stands, the class, the probability of every class; or the number alone."""
+    if not schema.classes:
+        return _csv([[what, schema.label], *([name, f"{row[0]:.6g}"] for name, row in zip(names, p, strict=True))])
     header = [what, schema.label, *(f"p({name})" for name in schema.class_names)]
     best = np.argmax(p, axis=1)
     rows = [

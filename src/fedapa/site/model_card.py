@@ -10,7 +10,8 @@ from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
-from fedapa.site.silo_scores import Scored, readable, table
+from fedapa.site.measures import AUC, Measure
+from fedapa.site.silo_scores import CLASSES, Scored, shown, table
 
 
 class Facts(NamedTuple):
@@ -22,14 +23,15 @@ class Facts(NamedTuple):
     stays: str
     up: str
     rounds: int
-    trained_on: Sequence[int]  # rows of every class
+    trained_on: Sequence[int]  # rows of every class; of numbers, of all
     tested_on: Sequence[int]
-    own: Mapping[str, Interval]  # accuracy and AUC of this very model on its test rows
+    own: Mapping[str, Interval]  # every measure of this very model on its test rows
     weights: Mapping[str, float]  # A_i by site; empty where the method has none
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
     settings: str = ""  # of the training behind all scores
     flaw: str = ""  # why the model is of no use here
+    measures: Sequence[Measure] = CLASSES
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
@@ -48,8 +50,9 @@ def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
 
 def _purpose(facts: Facts, schema: Schema) -> str:
     others = ", ".join(name for name in facts.sites if name != facts.site)
+    what = ", ".join(schema.class_names) or "a number"
     return (
-        f"Predicts `{schema.label}` ({', '.join(schema.class_names)}). Trained by {facts.title} in {facts.rounds}"
+        f"Predicts `{schema.label}` ({what}). Trained by {facts.title} in {facts.rounds}"
         f" rounds with {others or 'nobody else'}; personalized for {facts.site} and meant for use there.\n\n"
         "Use: `fedapa predict site-model/ new.csv`."
     )
@@ -57,7 +60,7 @@ def _purpose(facts: Facts, schema: Schema) -> str:
 
 def _data(facts: Facts, schema: Schema) -> str:
     lines = ["## Data", "", "| class | train rows | test rows |", "|---|---|---|"]
-    rows = zip(schema.class_names, facts.trained_on, facts.tested_on, strict=True)
+    rows = zip(schema.class_names or ("all",), facts.trained_on, facts.tested_on, strict=True)
     lines += [f"| {name} | {train} | {test} |" for name, train, test in rows]
     if schema.columns:
         lines += ["", f"{len(schema.columns)} columns become {len(schema.inputs)} inputs:", ""]
@@ -73,29 +76,43 @@ def _data(facts: Facts, schema: Schema) -> str:
 
 
 def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
-    rows = [row for row in table(scored) if row["site"] == facts.site and row["method"] in ("local", facts.method)]
+    every = table(scored, facts.measures)
+    rows = [row for row in every if row["site"] == facts.site and row["method"] in ("local", facts.method)]
+    titles = [measure.title for measure in facts.measures]
     lines = ["## Score on rows never trained on", ""]
     if rows:
         splits = rows[0]["splits"]
-        lines += [_over(splits), "", "| trained | accuracy % | AUC |", "|---|---|---|"]
+        lines += [_over(splits, facts), "", f"| trained | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
         for row in rows:
             name = "alone (local)" if row["method"] == "local" else f"with the federation ({row['method']})"
-            lines.append(f"| {name} | {readable(row['accuracy'], 100, 1)} | {readable(row['auc'])} |")
-        gain = next((row["auc gain"] for row in rows if row["method"] == facts.method), None)
+            cells = [shown(measure, row[measure.name]) for measure in facts.measures]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        judge = AUC if AUC in facts.measures else facts.measures[0]
+        gain = next((row[f"{judge.name} gain"] for row in rows if row["method"] == facts.method), None)
         if facts.method != "local" and gain is not None:
-            lines += ["", f"Gain in AUC by joining: {readable(gain, signed=True)}.{_verdict(gain)}"]
+            how = "" if judge.sign > 0 else " (above 0: less of it)"
+            lines += ["", f"Gain in {judge.title} by joining{how}: {shown(judge, gain, signed=True)}.{_verdict(gain)}"]
             lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
             lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
-    own = f"accuracy {readable(facts.own['accuracy'], 100, 1)} %, AUC {readable(facts.own['auc'])}"
+    own = ", ".join(told(measure, facts.own[measure.name]) for measure in facts.measures)
     tested = sum(facts.tested_on)
     enough = tested >= statistics.FEWEST_ROWS
-    how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if enough else "too few for an interval"
+    exact = any(measure.is_share for measure in facts.measures)
+    how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if exact else "95 % bootstrap intervals"
+    how = how if enough else "too few for an interval"
     lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
     return "\n".join(lines)
 
 
-def _over(splits: int) -> str:
+def told(measure: Measure, interval: Interval) -> str:
+    title, percent, _ = measure.title.partition(" %")
+    return f"{title} {shown(measure, interval)}{percent}"
+
+
+def _over(splits: int, facts: Facts) -> str:
+    if not any(measure.is_share for measure in facts.measures):
+        return f"Mean over {splits} splits{', 95 % confidence interval' if splits >= statistics.FEWEST else ''}."
     if splits >= statistics.FEWEST:
         few = "where few answers are wrong, that of the accuracy is the exact one of a single test set"
         return f"Mean over {splits} splits, 95 % confidence interval; {few}."

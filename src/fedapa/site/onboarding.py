@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedapa.analysis import statistics
-from fedapa.analysis.personalized_model import in_use, probabilities
+from fedapa.analysis.personalized_model import in_use, predictions
 from fedapa.analysis.statistics import Interval
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of
@@ -31,7 +30,8 @@ from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method
 from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Record, Request, visit
-from fedapa.site.export_models import data_dir_of, flaw_of, plain_schema, refuse, sites_of
+from fedapa.site.export_models import counts_of, data_dir_of, flaw_of, plain_schema, refuse, sites_of
+from fedapa.site.measures import Measure, measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.site_model import write_model
 from fedapa.store import checkpoint
@@ -45,8 +45,8 @@ class Newcomer(NamedTuple):
 
     name: str
     rows: tuple[int, int]
-    accuracy: dict[str, Interval]
-    auc: dict[str, Interval]
+    measures: list[Measure]
+    scores: dict[str, dict[str, Interval]]  # by what its model is made of, then by measure
     weights: dict[str, float]  # whose models were mixed for it, where the method says so
     folder: Path
 
@@ -80,18 +80,20 @@ def onboard(
         "onboarded": (method, in_use(method, task, grown, i, client, seed)),
     }
     y = client.test.y.numpy()
-    p = {label: probabilities(how, task, state, client.test.x) for label, (how, state) in models.items() if state}
-    accuracy = {label: statistics.own_accuracy(y, found) for label, found in p.items()}
-    area = {label: statistics.bootstrap(y, found, statistics.auc) for label, found in p.items()}
+    p = {label: predictions(how, task, state, client.test.x) for label, (how, state) in models.items() if state}
+    measures = measures_of(task.objective)
+    scores = {label: {m.name: m.own(y, found) for m in measures} for label, found in p.items()}
     matrix = method.watch(server).get("A")
     weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
     sizes = len(client.train.y), len(client.test.y)
-    seen = probabilities(method, task, models["onboarded"][1], client.train.x)
+    seen = predictions(method, task, models["onboarded"][1], client.train.x)
     flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names)
     refuse(name, flaw, anyway)
-    folder = _write(run, out, parts, own, task, models["onboarded"][1], accuracy, area, weights, rounds, flaw or "")
+    folder = _write(
+        run, out, parts, own, task, models["onboarded"][1], scores["onboarded"], weights, rounds, flaw or ""
+    )
     checkpoint.write(out / "checkpoints", grown)
-    return Newcomer(name, sizes, accuracy, area, weights, folder)
+    return Newcomer(name, sizes, measures, scores, weights, folder)
 
 
 def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
@@ -148,16 +150,17 @@ def _mean(task: Task, point: Checkpoint) -> Tree:
 
 
 def _write(
-    run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, accuracy: dict[str, Interval],
-    area: dict[str, Interval], weights: dict[str, float], rounds: int, flaw: str,
+    run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, scores: dict[str, Interval],
+    weights: dict[str, float], rounds: int, flaw: str,
 ) -> Path:  # fmt: skip
     config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
     base, settings = settings_of(config, config.methods[0])
-    trained, tested = (part.y.bincount(minlength=own.data.classes).tolist() for part in (client.train, client.test))
-    known, scores = entry(base), {"accuracy": accuracy["onboarded"], "auc": area["onboarded"]}
+    trained, tested = (counts_of(part.y, own.data.classes) for part in (client.train, client.test))
+    known = entry(base)
     facts = Facts(
         client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
         tested, scores, weights, task.names, privacy_of(parts.method, rounds), flaw=flaw,
+        measures=measures_of(task.objective),
     )  # fmt: skip
     card = write_card(facts, schema, [])
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))

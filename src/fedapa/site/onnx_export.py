@@ -22,7 +22,7 @@ def check_onnx() -> None:
 
 
 class Network(nn.Module):
-    """The personalized model as one module: prepared inputs in, probabilities out."""
+    """The personalized model as one module: prepared inputs in, probabilities or numbers out."""
 
     def __init__(self, found: SiteModel) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state = {name: getattr(self, name) for name in self.found.state}
-        return torch.softmax(self.found.method.predict(self.found.task, state, x), dim=1)
+        return self.found.task.objective.predictions(self.found.method.predict(self.found.task, state, x))
 
 
 @contextmanager

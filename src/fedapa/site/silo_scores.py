@@ -1,20 +1,22 @@
-"""All sites on one machine: every method over every split, accuracy and AUC of every site's model in use."""
+"""All sites on one machine: every method over every split, the scores of every site's model in use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedapa.analysis import statistics
-from fedapa.analysis.personalized_model import in_use, last_checkpoint, probabilities
+from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
 from fedapa.analysis.statistics import Interval
 from fedapa.config.experiment import assemble, read_config
+from fedapa.site.measures import ACCURACY, AUC, Measure, measures_of
 from fedapa.store.run_folder import kept_engine
 
 BY_HEART = 0.1  # AUC on train rows above that on test rows
 FEW = 5  # wrong or right answers on a test set: fewer show too little of how splits differ
+CLASSES = (ACCURACY, AUC)
 
 
 @dataclass(frozen=True)
@@ -26,33 +28,38 @@ class Scored:
     site: str
     rows: int
     test_share: float
-    accuracy: float
-    auc: float | None
-    train_auc: float | None = None  # on the rows that it was trained on: much higher where they were learned by heart
+    values: Mapping[str, float | None]  # of every measure, by name
+    train: Mapping[str, float | None] = field(default_factory=dict)  # on the rows that it was trained on
 
 
 def score_run(folder: Path) -> list[Scored]:
     """Every site of a finished run."""
     config = read_config(folder)
     method, task, data, plan = assemble(config, kept_engine(config.run.engine, folder))
-    point, found = last_checkpoint(folder, plan.rounds), []
+    point, found, measures = last_checkpoint(folder, plan.rounds), [], measures_of(task.objective)
     for i, client in enumerate(data.clients):
         state = in_use(method, task, point, i, client, plan.seed)
-        p, seen = (probabilities(method, task, state, part.x) for part in (client.test, client.train))
-        y, rows = client.test.y.numpy(), len(client.test.y)
-        held = 0 if client.validation is None else len(client.validation.y)
+        test, train = (
+            {m.name: m.of(part.y.numpy(), predictions(method, task, state, part.x)) for m in measures}
+            for part in (client.test, client.train)
+        )
+        rows, held = len(client.test.y), 0 if client.validation is None else len(client.validation.y)
         share = rows / (rows + held + len(client.train.y))
-        accuracy, area = statistics.accuracy(y, p), statistics.auc(y, p)
-        known = statistics.auc(client.train.y.numpy(), seen)
-        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, accuracy, area, known))
+        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, test, train))
     return found
 
 
-def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
+def measures_in(folder: Path) -> list[Measure]:
+    """What the sites of a run are judged by."""
+    config = read_config(folder)
+    return measures_of(assemble(config, kept_engine(config.run.engine, folder)).task.objective)
+
+
+def table(scored: Iterable[Scored], measures: Sequence[Measure] = CLASSES) -> list[dict[str, Any]]:
     """Mean and confidence interval over the splits, one row per site and method; the gain is over local training.
 
     Intervals need three splits. Where answers are nearly all right, or there are fewer splits, the interval of the
-    accuracy is the exact one of a single split's test rows.
+    accuracy is the exact one of a single split's test rows. A gain is above 0 where the method is better.
     """
     scored = list(scored)
     keys = list(dict.fromkeys((s.site, s.method) for s in scored))
@@ -62,10 +69,9 @@ def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
         mine = [s for s in scored if (s.site, s.method) == (site, method)]
         alone = {s.seed: s for s in scored if (s.site, s.method) == (site, "local")}
         row: dict[str, Any] = {"site": site, "method": method, "splits": len(mine), "test rows": mine[0].rows}
-        row |= {"accuracy": _accuracy(mine), "auc": _over_splits([s.auc for s in mine], mine, (0.0, 1.0))}
-        for name in ("accuracy", "auc"):
-            pairs = [(getattr(s, name), getattr(alone[s.seed], name)) for s in mine if s.seed in alone]
-            row[f"{name} gain"] = _over_splits([None if None in (a, b) else a - b for a, b in pairs], mine, (-1.0, 1.0))
+        for measure in measures:
+            row[measure.name] = _spread(measure, mine)
+            row[f"{measure.name} gain"] = _gain(measure, mine, alone)
         rows.append(row)
     return rows
 
@@ -73,7 +79,8 @@ def table(scored: Iterable[Scored]) -> list[dict[str, Any]]:
 def doubts(scored: Sequence[Scored]) -> Iterator[str]:
     """Sites that trained too long alone: against them, joining looks better than it is."""
     for site in dict.fromkeys(s.site for s in scored):
-        pairs = [(s.train_auc, s.auc) for s in scored if (s.site, s.method) == (site, "local")]
+        mine = [s for s in scored if (s.site, s.method) == (site, "local")]
+        pairs = [(s.train.get(AUC.name), s.values.get(AUC.name)) for s in mine]
         known = [(train, test) for train, test in pairs if train is not None and test is not None]
         if known:
             train, test = (sum(side) / len(known) for side in zip(*known, strict=True))
@@ -84,9 +91,22 @@ def doubts(scored: Sequence[Scored]) -> Iterator[str]:
                 )
 
 
-def _accuracy(mine: Sequence[Scored]) -> Interval:
+def _spread(measure: Measure, mine: Sequence[Scored]) -> Interval | None:
+    values = [s.values[measure.name] for s in mine]
+    if measure.is_share:
+        return _share(mine, [value for value in values if value is not None])
+    return _over_splits(values, mine, measure.bounds)
+
+
+def _gain(measure: Measure, mine: Sequence[Scored], alone: Mapping[int, Scored]) -> Interval | None:
+    pairs = [(s.values[measure.name], alone[s.seed].values[measure.name]) for s in mine if s.seed in alone]
+    gaps = [None if a is None or b is None else measure.sign * (a - b) for a, b in pairs]
+    return _over_splits(gaps, mine, measure.gap_bounds)
+
+
+def _share(mine: Sequence[Scored], values: Sequence[float]) -> Interval:
     """Over the splits; exact, of the smallest test set, where too few answers are wrong or right to see a spread."""
-    found = statistics.interval([s.accuracy for s in mine], (0.0, 1.0), _overlap(mine))
+    found = statistics.interval(values, ACCURACY.bounds, _overlap(mine))
     rows = min(s.rows for s in mine)
     right = round(found.mean * rows)
     if rows < statistics.FEWEST_ROWS or found.low is None or min(right, rows - right) < FEW:
@@ -106,10 +126,22 @@ def _overlap(mine: Sequence[Scored]) -> float:
     return mine[0].test_share / (1 - mine[0].test_share)
 
 
-def as_dict(scored: Sequence[Scored]) -> dict[str, Any]:
+def as_dict(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> dict[str, Any]:
     """Everything, for silo.json."""
-    summary = [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in table(scored)]
-    return {"sites": summary, "notes": list(doubts(scored)), "runs": [asdict(s) for s in scored]}
+    found = table(scored, measures)
+    summary = [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in found]
+    return {"sites": summary, "notes": list(doubts(scored)), "runs": [_flat(s) for s in scored]}
+
+
+def _flat(scored: Scored) -> dict[str, Any]:
+    row: dict[str, Any] = asdict(scored)
+    values, train = row.pop("values"), row.pop("train")
+    flat: dict[str, Any] = {**row, **values, **{f"train {name}": value for name, value in train.items()}}
+    return flat
+
+
+def shown(measure: Measure, interval: Interval | None, signed: bool = False) -> str:
+    return readable(interval, measure.scale, measure.digits, signed)
 
 
 def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:

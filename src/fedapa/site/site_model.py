@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedapa.analysis.personalized_model import probabilities
+from fedapa.analysis.personalized_model import predictions
 from fedapa.core.tree import Tree, digest
 from fedapa.data import schema as schemas
 from fedapa.data.schema import Schema
@@ -32,6 +32,7 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.store.checkpoint import write_atomically, write_json
 from fedapa.training.model import build_model
+from fedapa.training.objective import make_objective
 from fedapa.training.task import Task
 
 FORMAT = "fedapa-site-model-1"
@@ -50,13 +51,14 @@ class SiteModel:
     reading: Mapping[str, Any]  # how this site's files are written
 
     def predict(self, path: Path) -> tuple[Floats, list[str], list[str]]:
-        """Probabilities [rows, classes] of a file (or a folder of images), the rows' names, and what is odd."""
+        """Probabilities [rows, classes], or numbers [rows, 1], of a file (or a folder of images), the rows' names, and
+        what is odd."""
         x, names, odd = self._inputs(path)
         if tuple(x.shape[1:]) != (self.schema.shape or (len(self.schema.inputs),)):
             shape = list(self.schema.shape)
             raise InputError(f"{path}: samples of shape {list(x.shape[1:])}, the model takes {shape}", "resize them")
         tensor = torch.tensor(x) if x.dtype == np.uint8 else torch.tensor(x, dtype=torch.float32)
-        return probabilities(self.method, self.task, self.state, tensor), names, odd
+        return predictions(self.method, self.task, self.state, tensor), names, odd
 
     def _inputs(self, path: Path) -> tuple[npt.NDArray[Any], list[str], list[str]]:
         if self.schema.columns:
@@ -111,13 +113,17 @@ def write_model(
     about = {
         "format": FORMAT, "site": site, "method": {"name": base, "settings": dict(settings)}, "model": dict(model),
         "classes": list(schema.class_names), "shape": list(schema.shape or (len(schema.inputs),)),
-        "mean": list(task.mean), "std": list(task.std), "digest": digest(kept), **facts,
+        "mean": list(task.mean), "std": list(task.std), "digest": digest(kept), "objective": _objective(task), **facts,
     }  # fmt: skip
     write_json(folder / ABOUT, about)
     reading = {key: value for key in READING if (value := getattr(sites, key)) is not None}
     write_json(folder / PREPARATION, {"schema": schemas.to_json(schema), "reading": _plain(reading)})
     write_atomically(folder / CARD, card.encode())
     return folder
+
+
+def _objective(task: Task) -> dict[str, Any]:
+    return {"name": task.objective.spec, "settings": asdict(task.objective)}
 
 
 def read_model(folder: Path) -> SiteModel:
@@ -134,8 +140,12 @@ def read_model(folder: Path) -> SiteModel:
             raise InputError(f"{folder / TENSORS} is not the file that was written here", "take the original")
         schema = schemas.from_json(preparation["schema"], str(folder / PREPARATION))
         model, method = about["model"], about["method"]
-        split = build_model(model["name"], tuple(about["shape"]), len(schema.classes), model["head"], model["buffers"])
-        task = Task(split, len(schema.classes), torch.ones(1), mean=tuple(about["mean"]), std=tuple(about["std"]))
+        aim = about.get("objective") or {"name": "classification", "settings": {}}
+        objective = make_objective(aim["name"], **aim["settings"])
+        outputs = objective.outputs(len(schema.classes))
+        split = build_model(model["name"], tuple(about["shape"]), outputs, model["head"], model["buffers"])
+        mean, std = tuple(about["mean"]), tuple(about["std"])
+        task = Task(split, len(schema.classes), torch.ones(1), mean=mean, std=std, objective=objective)
         made = make(method["name"], **method["settings"])
         return SiteModel(about["site"], made, task, state, schema, preparation["reading"])
     except (KeyError, TypeError) as error:

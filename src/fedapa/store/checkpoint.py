@@ -135,7 +135,7 @@ def _unflatten(tree: Tree) -> Checkpoint:
         Record(_under(tree, f"client/{i}/", mine), _under(tree, f"memory/{i}/", memory))
         for i, (mine, memory) in enumerate(by_client)
     ]
-    return Checkpoint(State(round, server, tree["last"].numpy().astype(np.int64)), records)
+    return Checkpoint(State(round, server, tree["last"].numpy().astype(np.float64)), records)
 
 
 def _under(tree: Tree, prefix: str, names: Iterable[str]) -> Tree:

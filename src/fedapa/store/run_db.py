@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedapa.core.scores import ACCURACY, Score, scores_from_json
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.evaluation import Counts, Summary, summarise
+from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
 from fedapa.rounds.loop import Event, RoundLog
 
 Floats = npt.NDArray[np.float64]
@@ -27,24 +28,39 @@ CREATE TABLE IF NOT EXISTS client (
 CREATE TABLE IF NOT EXISTS round (
     round INTEGER PRIMARY KEY, trained INTEGER NOT NULL, down_bytes INTEGER NOT NULL, up_bytes INTEGER NOT NULL,
     seconds REAL NOT NULL, training_seconds REAL NOT NULL, server_seconds REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS accuracy (
-    round INTEGER NOT NULL, phase TEXT NOT NULL, data TEXT NOT NULL, pooled REAL NOT NULL, mean REAL NOT NULL,
-    std REAL NOT NULL, worst REAL NOT NULL, worst10 REAL NOT NULL, PRIMARY KEY (round, phase, data));
+CREATE TABLE IF NOT EXISTS summary (
+    round INTEGER NOT NULL, phase TEXT NOT NULL, data TEXT NOT NULL, score TEXT NOT NULL, pooled REAL, mean REAL,
+    std REAL, worst REAL, worst10 REAL, PRIMARY KEY (round, phase, data, score)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS client_round (
     round INTEGER NOT NULL, client INTEGER NOT NULL, trained INTEGER NOT NULL, down_bytes INTEGER NOT NULL,
-    up_bytes INTEGER NOT NULL, seconds REAL NOT NULL, before_correct INTEGER, before_total INTEGER,
-    before_valid_correct INTEGER, before_valid_total INTEGER, after_correct INTEGER, after_total INTEGER,
-    after_valid_correct INTEGER, after_valid_total INTEGER, PRIMARY KEY (round, client)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS client_final (
-    round INTEGER NOT NULL, client INTEGER NOT NULL, correct INTEGER NOT NULL, total INTEGER NOT NULL,
-    valid_correct INTEGER NOT NULL, valid_total INTEGER NOT NULL, PRIMARY KEY (round, client)) WITHOUT ROWID;
+    up_bytes INTEGER NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS client_score (
+    round INTEGER NOT NULL, phase TEXT NOT NULL, data TEXT NOT NULL, score TEXT NOT NULL, client INTEGER NOT NULL,
+    sum REAL NOT NULL, count REAL NOT NULL, PRIMARY KEY (round, phase, data, score, client)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS watched (
     round INTEGER NOT NULL, name TEXT NOT NULL, shape TEXT NOT NULL, float32 BLOB NOT NULL, PRIMARY KEY (round, name));
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
 COMMIT;
 """
-PER_ROUND = ("round", "accuracy", "client_round", "client_final", "watched", "event")
+# Runs of 0.1 had one score, the accuracy, in columns of its own: the same numbers as the tables above have them.
+EARLIER = f"""
+CREATE TEMP VIEW summary AS
+    SELECT round, phase, data, 'accuracy' AS score, pooled, mean, std, worst, worst10 FROM accuracy;
+CREATE TEMP VIEW client_score AS {
+    " UNION ALL ".join(
+        f"SELECT round, '{phase}' AS phase, '{data}' AS data, 'accuracy' AS score, client, {columns}correct AS sum,"
+        f" {columns}total AS count FROM {table} WHERE {columns}total IS NOT NULL"
+        for phase, prefix, table in (
+            ("before", "before_", "client_round"),
+            ("after", "after_", "client_round"),
+            ("final", "", "client_final"),
+        )
+        for data, columns in (("test", prefix), ("validation", f"{prefix}valid_"))
+    )
+};
+"""
+PER_ROUND = ("round", "summary", "client_round", "client_score", "watched", "event")
 # What a resumed run repeats bit for bit; the other columns are times.
 TIMES = {"round": ("seconds", "training_seconds", "server_seconds"), "client_round": ("seconds",)}
 
@@ -76,14 +92,14 @@ class Ledger:
             for table in PER_ROUND:
                 self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
 
-    def record(self, log: RoundLog, clients: int) -> None:
+    def record(self, log: RoundLog, clients: int, scores: Sequence[Score] = (ACCURACY,)) -> None:
+        """One round; ``scores`` says what the rows of its sums mean."""
         with self._writing():
             self._db.execute("INSERT INTO round VALUES (?, ?, ?, ?, ?, ?, ?)", _round_row(log))
-            self._db.executemany("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _accuracy_rows(log))
+            self._db.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", _summary_rows(log, scores))
             rows = [_client_row(log, i) for i in range(clients)]
-            self._db.executemany(f"INSERT INTO client_round VALUES ({', '.join('?' * 14)})", rows)
-            final = [] if log.final is None else [(log.round, i, *row) for i, row in enumerate(log.final.tolist())]
-            self._db.executemany("INSERT INTO client_final VALUES (?, ?, ?, ?, ?, ?)", final)
+            self._db.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._db.executemany("INSERT INTO client_score VALUES (?, ?, ?, ?, ?, ?, ?)", _score_rows(log, scores))
             watched = [(log.round, k, str(list(v.shape)), v.float().numpy().tobytes()) for k, v in log.watched.items()]
             self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
             for event in log.events:
@@ -117,23 +133,32 @@ def _round_row(log: RoundLog) -> tuple[Any, ...]:
     return (log.round, len(log.trained), down, up, seconds, training, server)
 
 
-def _accuracy_rows(log: RoundLog) -> list[tuple[Any, ...]]:
-    rows = []
-    for phase, counts in (("before", log.before), ("after", log.after), ("final", log.final)):
-        for data, start in (("test", 0), ("validation", 2)):
-            if counts is not None and counts[:, start + 1].sum() > 0:
-                found = summarise(counts[:, start], counts[:, start + 1])
-                rows.append((log.round, phase, data, *found.as_dict().values()))
-    return rows
+def _measured(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[str, str, Score, Sums]]:
+    """(phase, data, score, [M, 2]) of everything that was measured on at least one sample."""
+    for phase, sums in (("before", log.before), ("after", log.after), ("final", log.final)):
+        if sums is None:
+            continue
+        for data, columns in (("test", TEST), ("validation", VALIDATION)):
+            for k, score in enumerate(scores):
+                if data == "test" or sums[:, k, columns][:, 1].any():
+                    yield phase, data, score, sums[:, k, columns]
+
+
+def _summary_rows(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[Any, ...]]:
+    for phase, data, score, sums in _measured(log, scores):
+        if sums[:, 1].any():
+            yield (log.round, phase, data, score.name, *summarise(score, sums[:, 0], sums[:, 1]).as_dict().values())
+
+
+def _score_rows(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[Any, ...]]:
+    for phase, data, score, sums in _measured(log, scores):
+        for i, (sum, count) in enumerate(sums.tolist()):
+            yield (log.round, phase, data, score.name, i, sum, count)
 
 
 def _client_row(log: RoundLog, i: int) -> tuple[Any, ...]:
-    before = [None] * 4 if log.before is None else log.before[i].tolist()
-    after = [None] * 4 if log.after is None else log.after[i].tolist()
-    return (
-        log.round, i, int(i in log.trained), log.down_bytes.get(i, 0), log.up_bytes.get(i, 0),
-        log.client_seconds.get(i, 0.0), *before, *after,
-    )  # fmt: skip
+    seconds = log.client_seconds.get(i, 0.0)
+    return (log.round, i, int(i in log.trained), log.down_bytes.get(i, 0), log.up_bytes.get(i, 0), seconds)
 
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -163,9 +188,29 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(read_only(path)) as db:
             db.execute("SELECT 1 FROM meta LIMIT 1")
+            _bring_up(db)
             yield db
     except sqlite3.DatabaseError as error:
         raise InputError(f"{path} is not a readable run.db: {error}", "restore it, or run again") from error
+
+
+def _bring_up(db: sqlite3.Connection) -> None:
+    """A run of an older version looks like one of this; its file stays as it is."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "accuracy" in tables:
+        if "client_final" not in tables:
+            db.execute("CREATE TEMP TABLE client_final (round, client, correct, total, valid_correct, valid_total)")
+        db.executescript(EARLIER)
+
+
+def scores_of(db: sqlite3.Connection) -> tuple[Score, ...]:
+    """What the run measured, the primary score first; of an older version, the accuracy."""
+    found = meta(db).get("scores")
+    return scores_from_json(json.loads(found)) if found else (ACCURACY,)
+
+
+def primary(db: sqlite3.Connection) -> Score:
+    return scores_of(db)[0]
 
 
 def is_begun(path: Path) -> bool:
@@ -183,36 +228,44 @@ def meta(db: sqlite3.Connection) -> dict[str, str]:
     return dict(db.execute("SELECT key, value FROM meta"))
 
 
-def curve(db: sqlite3.Connection, phase: str, data: str = "test") -> list[tuple[int, Summary]]:
-    """(rounds done, summary): ``before`` from the start to what the last aggregation would send, ``after`` from 1."""
-    query = "SELECT round, pooled, mean, std, worst, worst10 FROM accuracy WHERE phase=? AND data=? ORDER BY round"
-    found = [(row[0] + (phase == "after"), Summary(*row[1:])) for row in db.execute(query, (phase, data))]
+def curve(
+    db: sqlite3.Connection, phase: str, data: str = "test", score: str | None = None
+) -> list[tuple[int, Summary]]:
+    """(rounds done, summary) of a score, the primary one unless another is named.
+
+    ``before`` goes from the start to what the last aggregation would send, ``after`` from 1.
+    """
+    name = score or primary(db).name
+    columns = "round, pooled, mean, std, worst, worst10"
+    query = f"SELECT {columns} FROM summary WHERE phase=? AND data=? AND score=? ORDER BY round"
+    found = [(row[0] + (phase == "after"), _summary(row[1:])) for row in db.execute(query, (phase, data, name))]
     if phase == "before":
-        found += [(row[0] + 1, Summary(*row[1:])) for row in db.execute(query, ("final", data))]
+        found += [(row[0] + 1, _summary(row[1:])) for row in db.execute(query, ("final", data, name))]
     return found
 
 
-def client_counts(db: sqlite3.Connection, done: int, phase: str) -> Counts:
-    """[M, 2] correct and total of every client on its test data, when so many rounds were done."""
-    query = f"SELECT {phase}_correct, {phase}_total FROM client_round WHERE round=? ORDER BY client"
-    rows = db.execute(query, (done - (phase == "after"),)).fetchall()
-    if not rows and (final := _final(db)) is not None:
-        return final[:, :2]
-    return np.array(rows, dtype=np.int64).reshape(-1, 2)
+def _summary(row: tuple[Any, ...]) -> Summary:
+    """SQLite keeps NaN as NULL."""
+    return Summary(*(float("nan") if value is None else value for value in row))
 
 
-def last_counts(db: sqlite3.Connection, phase: str) -> Counts | None:
+def client_sums(db: sqlite3.Connection, done: int, phase: str, score: str | None = None) -> Sums:
+    """[M, 2] sum and count of every client's score on its test data, when so many rounds were done."""
+    name = score or primary(db).name
+    found = _client_sums(db, done - (phase == "after"), phase, name)
+    return found if len(found) or phase != "before" else _client_sums(db, done - 1, "final", name)
+
+
+def _client_sums(db: sqlite3.Connection, round: int, phase: str, score: str) -> Sums:
+    where = "round=? AND phase=? AND data='test' AND score=?"
+    query = f"SELECT sum, count FROM client_score WHERE {where} ORDER BY client"
+    return np.array(db.execute(query, (round, phase, score)).fetchall(), dtype=np.float64).reshape(-1, 2)
+
+
+def last_sums(db: sqlite3.Connection, phase: str) -> Sums | None:
     """The same as it stands now; None before the first evaluation."""
     rows = curve(db, phase)
-    return client_counts(db, rows[-1][0], phase) if rows else None
-
-
-def _final(db: sqlite3.Connection) -> Counts | None:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name='client_final'").fetchone():
-        return None  # a run of an older version
-    query = "SELECT correct, total, valid_correct, valid_total FROM client_final ORDER BY client"
-    rows = db.execute(query).fetchall()
-    return np.array(rows, dtype=np.int64) if rows else None
+    return client_sums(db, rows[-1][0], phase) if rows else None
 
 
 class Totals(NamedTuple):
@@ -244,7 +297,7 @@ def client_data(db: sqlite3.Connection) -> list[tuple[str, int, int, int, str]]:
 
 def last_round(db: sqlite3.Connection) -> int | None:
     """The last evaluated round, counted from 1."""
-    (last,) = db.execute("SELECT max(round) FROM accuracy").fetchone()
+    (last,) = db.execute("SELECT max(round) FROM summary").fetchone()
     return None if last is None else int(last) + 1
 
 
@@ -265,9 +318,16 @@ def client_totals(db: sqlite3.Connection) -> list[tuple[int, int, int, float]]:
 
 
 def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
-    """One client round by round: round, trained, bytes down and up, then correct and total before and after."""
-    columns = "round, trained, down_bytes, up_bytes, before_correct, before_total, after_correct, after_total"
-    return db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)).fetchall()
+    """One client round by round: round, trained, bytes down and up, then sum and count before and after."""
+    name, course = primary(db).name, dict[int, tuple[Any, ...]]()
+    query = "SELECT round, sum, count FROM client_score WHERE client=? AND phase=? AND data='test' AND score=?"
+    before, after = (
+        {t: (sum, count) for t, sum, count in db.execute(query, (client, phase, name))} for phase in ("before", "after")
+    )
+    columns = "round, trained, down_bytes, up_bytes"
+    for row in db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)):
+        course[row[0]] = (*row, *before.get(row[0], (None, None)), *after.get(row[0], (None, None)))
+    return list(course.values())
 
 
 def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
@@ -297,15 +357,18 @@ def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
 
 def logs(db: sqlite3.Connection) -> list[RoundLog]:
     """The rounds as the loop told them, but for the order of the clients within one."""
-    found = {}
+    found, scores = {}, scores_of(db)
     for t, clients, training, server in db.execute(
         "SELECT round, seconds - server_seconds, training_seconds, server_seconds FROM round ORDER BY round"
     ):
         found[t] = RoundLog(t, [], seconds={"clients": clients, "server": server, "training": training})
-        rows = db.execute("SELECT * FROM client_round WHERE round=? ORDER BY client", (t,)).fetchall()
-        _fill(found[t], rows)
-    if found:
-        found[max(found)].final = _final(db)
+        columns = "round, client, trained, down_bytes, up_bytes, seconds"
+        _fill(
+            found[t], db.execute(f"SELECT {columns} FROM client_round WHERE round=? ORDER BY client", (t,)).fetchall()
+        )
+        found[t].before, found[t].after, found[t].final = (
+            _all_sums(db, t, phase, scores) for phase in ("before", "after", "final")
+        )
     for event in events(db):
         found[event[0]].events.append(Event(*event))
     for t, name, shape, blob in db.execute("SELECT round, name, shape, float32 FROM watched"):
@@ -318,8 +381,19 @@ def _fill(log: RoundLog, rows: list[tuple[Any, ...]]) -> None:
     log.down_bytes = {row[1]: row[3] for row in rows if row[3]}
     log.up_bytes = {row[1]: row[4] for row in rows if row[4]}
     log.client_seconds = {row[1]: row[5] for row in rows if row[5]}
-    if rows and rows[0][6] is not None:
-        log.before, log.after = (np.array([row[k : k + 4] for row in rows], dtype=np.int64) for k in (6, 10))
+
+
+def _all_sums(db: sqlite3.Connection, round: int, phase: str, scores: Sequence[Score]) -> Sums | None:
+    """[M, S, 4] of one round; None where it was not evaluated."""
+    query = "SELECT client, score, data, sum, count FROM client_score WHERE round=? AND phase=?"
+    rows = db.execute(query, (round, phase)).fetchall()
+    if not rows:
+        return None
+    found = np.zeros((1 + max(row[0] for row in rows), len(scores), 4))
+    place = {score.name: k for k, score in enumerate(scores)}
+    for client, score, data, sum, count in rows:
+        found[client, place[score], TEST if data == "test" else VALIDATION] = sum, count
+    return found
 
 
 def numbers(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -329,5 +403,6 @@ def numbers(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         for table in (*PER_ROUND, "client"):
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             kept = [c for c in columns if c not in TIMES.get(table, ()) and c != "id"]
-            found[table] = db.execute(f"SELECT {', '.join(kept)} FROM {table} ORDER BY 1, 2").fetchall()
+            order = ", ".join(str(k + 1) for k in range(min(5, len(kept))))
+            found[table] = db.execute(f"SELECT {', '.join(kept)} FROM {table} ORDER BY {order}").fetchall()
         return found

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.loop import RoundLog, State, is_donated
@@ -122,8 +123,15 @@ class InUse(InputError):
 class RunFolder:
     """The sink of a run: numbers first, then the checkpoint, so that a crash repeats a round rather than losing one."""
 
-    def __init__(self, folder: Path, rounds: int, every: int = 1, room: Room | None = None) -> None:
-        self.folder, self.rounds, self.every, self.room = folder, rounds, every, room or Room()
+    def __init__(
+        self,
+        folder: Path,
+        rounds: int,
+        every: int = 1,
+        room: Room | None = None,
+        scores: Sequence[Score] = (ACCURACY,),
+    ) -> None:
+        self.folder, self.rounds, self.every, self.room, self.scores = folder, rounds, every, room or Room(), scores
         self._lock = lock(folder)
         try:
             self.ledger = run_db.Ledger(folder / "run.db")
@@ -176,7 +184,7 @@ class RunFolder:
         self._settle()
         first = len(state.last) - len(log.joined)
         self.ledger.describe({}, [newcomer.row(first + k) for k, newcomer in enumerate(log.joined)])
-        self.ledger.record(log, len(state.last))
+        self.ledger.record(log, len(state.last), self.scores)
         self._say(f"round {log.round + 1}/{self.rounds}: {len(log.trained)} clients trained")
         for event in log.events:
             self._say(f"  {event.kind}: {event.text}")
@@ -258,7 +266,7 @@ def client_rows(data: Federated) -> list[ClientRow]:
     rows = []
     for i, client in enumerate(data.clients):
         held = 0 if client.validation is None else len(client.validation.y)
-        labels: Sequence[int] = client.train.y.bincount(minlength=data.classes).tolist()
+        labels: Sequence[int] = client.train.y.bincount(minlength=data.classes).tolist() if data.classes else ()
         rows.append((i, client.name, len(client.train.y), len(client.test.y), held, ",".join(map(str, labels))))
     return rows
 

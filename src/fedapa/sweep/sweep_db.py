@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedapa.analysis import run_results
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.errors import InputError, RunError
 from fedapa.store import run_db
 
@@ -92,11 +93,14 @@ def read(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"cannot read {path}: {error}", "is it damaged?") from error
 
 
-def held(folder: Path) -> dict[str, float | None]:
-    """Accuracy on validation data of every finished run, by its path, of the model that its method is evaluated by."""
+def held(folder: Path) -> tuple[dict[str, float | None], Score]:
+    """The score on validation data of every finished run, by its path, of the model that its method is evaluated by;
+    and what score that is."""
     with closing(run_db.read_only(folder / NAME)) as db:
         found = db.execute("SELECT path, evaluated, whole FROM result").fetchall()
-    return {path: json.loads(whole)[evaluated]["held"] for path, evaluated, whole in found}
+    whole = {path: (evaluated, json.loads(text)) for path, evaluated, text in found}
+    scores = [Score(**row["score"]) for _, row in whole.values() if "score" in row]
+    return {path: row[evaluated]["held"] for path, (evaluated, row) in whole.items()}, next(iter(scores), ACCURACY)
 
 
 def _runs(db: sqlite3.Connection) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from fedapa.core import weights
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.fedapa import FedAPA
 from fedapa.theory.trace import Round
-from fedapa.training.task import Batch, Task, cross_entropy
+from fedapa.training.task import Batch, Task, task_loss
 
 Numbers = npt.NDArray[np.float64]
 TOGETHER = 256  # models looked at in one go
@@ -146,7 +146,7 @@ def look(task: Task, data: Split, models: Tensor) -> Looked:
 
 def _look(task: Task, data: Split, models: Tensor) -> Looked:
     def value(model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(task, task.parts(model), Batch(x[None], y[None]), {})
+        return task_loss(task, task.parts(model), Batch(x[None], y[None]), {})
 
     leaves = models[:, None].repeat(1, len(data.y), 1).requires_grad_()
     values = vmap(vmap(value), in_dims=(0, None, None))(leaves, data.x.double(), data.y)

@@ -21,7 +21,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
-from fedapa.training.task import Batch, Task, cross_entropy, proximal
+from fedapa.training.task import Batch, Task, proximal, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
@@ -316,7 +316,7 @@ def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, c
 def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
     """Can the native kernel do the whole training in one call? It knows cross-entropy, with or without a pull."""
     parts = {"theta", "phi"}
-    known = loss is cross_entropy or loss is proximal
+    known = task.objective.fuses == "cross_entropy" and (loss is task_loss or loss is proximal)
     return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
 
 
@@ -363,12 +363,6 @@ def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int
         pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         correct = sum(int((predict(x).argmax(1) == y).sum()) for x, y in pairs)
     return correct, len(data.y)
-
-
-def mean_loss(predict: Callable[[Tensor], Tensor], data: Split) -> float:
-    with torch.no_grad():
-        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
-        return sum(float(F.cross_entropy(predict(x), y, reduction="sum")) for x, y in pairs) / max(len(data.y), 1)
 
 
 def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:

@@ -8,7 +8,6 @@ shared and mixed like weights, or of phi, so that they never leave the client. I
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import threading
 from collections import OrderedDict
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapa.errors import InputError
+from fedapa.plugins import is_own, load_object
 
 Buffers = Literal["shared", "private"]
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -89,16 +89,12 @@ MODELS: dict[str, Factory] = {"lenet5": lenet5, "cnn8": cnn8, "mlp": mlp}
 
 
 def factory(name: str) -> Factory:
-    """A shipped model by name, or the user's own as ``package.module:function``."""
+    """A shipped model by name, or the user's own as ``file.py:function`` or ``package.module:function``."""
     if name in MODELS:
         return MODELS[name]
-    if ":" not in name:
-        raise InputError(f"unknown model {name!r}", f"choose one of {', '.join(MODELS)}, or package.module:function")
-    module, _, attribute = name.partition(":")
-    try:
-        found: Factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"model {name!r} cannot be imported: {error}", "is its folder on PYTHONPATH?") from error
+    if not is_own(name):
+        raise InputError(f"unknown model {name!r}", f"choose one of {', '.join(MODELS)}, or file.py:function")
+    found: Factory = load_object(name, "model")
     return found
 
 
@@ -243,7 +239,8 @@ def build_model(
     """
     found = SplitModel(_builder(model, shape, classes), torch.zeros(2, *shape), head, buffers)
     if found.outputs != classes:
-        raise InputError(f"the model has {found.outputs} outputs, the data {classes} classes", "change its last layer")
+        wanted = f"the data {classes} classes" if classes > 1 else f"the objective needs {classes}"
+        raise InputError(f"the model has {found.outputs} outputs, {wanted}", "change its last layer")
     return found
 
 

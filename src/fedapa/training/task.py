@@ -1,4 +1,4 @@
-"""What every party of a federation agrees on: the model, the classes, how many clients, how they train."""
+"""What every party of a federation agrees on: model, objective, classes, how many clients, how they train."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.training.engines.native import Kernel
 from fedapa.training.model import SplitModel
+from fedapa.training.objective import Classification, Objective
 
 
 class Batch(NamedTuple):
@@ -47,6 +47,7 @@ class Task:
     names: tuple[str, ...] = ()
     kernel: Kernel | None = None  # the native engine, for models that it knows; PyTorch runs the others
     vectorise: bool = False  # the vmap engine: clients of a round are trained together
+    objective: Objective = field(default_factory=Classification)
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
 
     @property
@@ -102,6 +103,10 @@ class Task:
     def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         return self.model.logits(params["phi"], z)
 
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The objective's mean loss of a batch."""
+        return self.objective.mean_loss(outputs, y)
+
     def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         if self.kernel is not None and not torch.is_grad_enabled():
             return self.kernel.logits(params["theta"], params["phi"], x)
@@ -117,14 +122,14 @@ class Task:
         return (x - torch.tensor(self.mean).view(channels)).div_(torch.tensor(self.std).view(channels))
 
 
-def cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
-    """The loss of the whole model [theta; phi] on a batch."""
-    return F.cross_entropy(task.predict({**given, **params}, batch.x), batch.y)
+def task_loss(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
+    """The objective's loss of the whole model [theta; phi] on a batch."""
+    return task.loss(task.predict({**given, **params}, batch.x), batch.y)
 
 
 def proximal(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
-    """Cross-entropy plus rho/2 |params - anchor|^2, with ``given`` holding rho and anchor_<name> per parameter."""
-    return cross_entropy(task, params, batch, given) + pull(params, given)
+    """The task's loss plus rho/2 |params - anchor|^2, with ``given`` holding rho and anchor_<name> per parameter."""
+    return task_loss(task, params, batch, given) + pull(params, given)
 
 
 def pull(params: Tree, given: Tree) -> Tensor:

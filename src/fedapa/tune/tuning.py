@@ -1,6 +1,6 @@
 """Play the trials of all methods over all cores, score them on held-out data alone, and write down the best settings.
 
-No number in this file comes from test data: a score is the accuracy on data that was taken out of the clients' train
+No number in this file comes from test data: a score is the primary one on data that was taken out of the clients' train
 sets, of the model that the method is evaluated by, mean of the last five rounds and of all allocations.
 """
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedapa.analysis.run_results import score_of
 from fedapa.config.load import dump
+from fedapa.core.scores import ACCURACY
 from fedapa.store.atomic_io import make_folder, write_atomically
 from fedapa.store.run_folder import lock
 from fedapa.sweep import runner, sweep_db
@@ -63,7 +65,7 @@ def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[Row]) -> list[Tri
     for name, space in spaces.items():
         default = defaults(config, name, space)
         mine = [trial for trial in trials if trial.method == name] or [Trial(name, 0, {})]
-        scores = {row["trial"]: row["held"] for row in found if row["method"] == name}
+        scores = {row["trial"]: _height(row) for row in found if row["method"] == name}
         tried = [Scored(trial.settings or default, scores.get(trial.number)) for trial in mine]
         new = propose(plan.search, name, space, plan.seed, tried, plan.trials)
         fresh += [trial for trial in mine if trial not in trials]
@@ -94,8 +96,14 @@ def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial]
 def rows(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
     """One row per trial: its settings, its score on held-out data by allocation and their mean, seconds and state."""
     known = {run["path"]: run for run in sweep_db.read(out)} if runner.is_sweep(out) else {}
-    held = sweep_db.held(out) if known else {}
-    return [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held) for trial in trials]
+    held, score = sweep_db.held(out) if known else ({}, ACCURACY)
+    found = [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held) for trial in trials]
+    return [row | {"score": score.as_dict()} for row in found]
+
+
+def _height(row: Row) -> float | None:
+    """The score on held-out data, turned so that more is better."""
+    return None if row["held"] is None else score_of(row).sign * row["held"]
 
 
 def _row(trial: Trial, paths: Mapping[int, str], known: Mapping[str, Row], held: Mapping[str, float | None]) -> Row:
@@ -125,7 +133,8 @@ def best(found: Sequence[Row]) -> dict[str, Row]:
     """The best trial of every method that has one; the earliest of equals, so the default before all others."""
     chosen: dict[str, Row] = {}
     for row in found:
-        if row["held"] is not None and (row["method"] not in chosen or row["held"] > chosen[row["method"]]["held"]):
+        height, rival = _height(row), chosen.get(row["method"])
+        if height is not None and (rival is None or height > score_of(rival).sign * rival["held"]):
             chosen[row["method"]] = row
     return chosen
 
@@ -134,7 +143,7 @@ def choices(found: Sequence[Row]) -> list[Row]:
     """What was chosen for every method, beside the score of its default."""
     default = {row["method"]: row["held"] for row in found if row["trial"] == 0}
     return [
-        {key: row[key] for key in ("method", "trial", "settings", "held")} | {"default": default[name]}
+        {key: row[key] for key in ("method", "trial", "settings", "held", "score")} | {"default": default[name]}
         for name, row in best(found).items()
     ]
 
@@ -151,7 +160,7 @@ def as_csv(found: Sequence[Row]) -> str:
 
 
 def _flat(row: Row) -> Row:
-    plain = {key: value for key, value in row.items() if key not in ("settings", "allocations")}
+    plain = {key: value for key, value in row.items() if key not in ("settings", "allocations", "score")}
     scores = {f"held_{seed}": score for seed, score in row["allocations"].items()}
     return {**plain, **scores, **row["settings"]}
 
@@ -173,7 +182,8 @@ def tuned(plan: Plan, chosen: Mapping[str, Row]) -> str:
     config = plan.read()
     own = {f"{name}-tuned": table(config, name, row["settings"]) for name, row in chosen.items()}
     told = [
-        f"# {name}-tuned: trial {row['trial']} of {plan.trials}, {row['held']:.2f} % on held-out train data"
+        f"# {name}-tuned: trial {row['trial']} of {plan.trials},"
+        f" {score_of(row).text(row['held'])} on held-out train data"
         for name, row in chosen.items()
     ]
     head = "# Chosen by `fedapa tune` on held-out train data; test data was not looked at."

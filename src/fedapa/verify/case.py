@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedapa.core.tree import Tree, clone
-from fedapa.data.federated import Federated, from_arrays
+from fedapa.data.federated import Federated, Split, from_arrays
 from fedapa.methods.method import Method, Schedule
 from fedapa.rounds import loop
 from fedapa.rounds.loop import Plan, RoundLog, State
@@ -21,6 +21,7 @@ from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
 from fedapa.training.engines.choice import Engine
 from fedapa.training.local import Local
+from fedapa.training.objective import Classification, Objective
 from fedapa.training.task import Task, Training
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +49,7 @@ class Outcome:
             found |= {f"memory {i}/{k}": v for k, v in record.memory.items()}
         return found
 
-    def scores(self) -> list[list[list[int]]]:
+    def scores(self) -> list[list[list[list[float]]]]:
         kept = [(log.before, log.after) for log in self.logs]
         return [[before.tolist(), after.tolist()] for before, after in kept if before is not None and after is not None]
 
@@ -61,15 +62,18 @@ class Case:
     schedule: Schedule = "parallel"
     images: bool = False  # a LeNet-shaped model, so that the native engine can be compared
     engine: Engine = "torch"
+    objective: Objective = Classification()
 
     @cached_property
     def data(self) -> Federated:
-        return _images() if self.images else _vectors()
+        found = _images() if self.images else _vectors()
+        return found if self.objective.target == "class" else _counted(found)
 
     @cached_property
     def task(self) -> Task:
-        model, training = _model(self.images), Training(lr=0.05, batch=8, epochs=1)
-        return make_task(self.data, model, training, ROUNDS, str(len(model) - 1), engine=self.engine)
+        model, training = _model(self.images, self.objective.outputs(CLASSES)), Training(lr=0.05, batch=8, epochs=1)
+        head = str(len(model) - 1)
+        return make_task(self.data, model, training, ROUNDS, head, engine=self.engine, objective=self.objective)
 
     @cached_property
     def like(self) -> loop.Expected:
@@ -142,21 +146,37 @@ class Tampering(InProcess):
         return cls(plain.method, plain.task, plain.data, plain.seed, plain.records()[0].state, 1)
 
 
-def _model(images: bool) -> nn.Sequential:
+def _model(images: bool, outputs: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         if images:
             return nn.Sequential(
                 nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(),
-                nn.Linear(12, CLASSES),
+                nn.Linear(12, outputs),
             )  # fmt: skip
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
 
 
 def _vectors() -> Federated:
     random = np.random.default_rng(11)
     centres = random.normal(size=(CLASSES, 6))
     return from_arrays([_client(random, i, n, centres) for i, n in enumerate(SIZES)], CLASSES)
+
+
+def _counted(data: Federated) -> Federated:
+    """The same samples with a number to predict instead of a class: a count, so that objectives of counts fit, too."""
+
+    def count(split: Split, weights: torch.Tensor) -> Split:
+        rate = torch.exp(0.4 * split.x.flatten(1) @ weights).clamp(max=20.0)
+        return Split(split.x, rate.round())
+
+    generator = torch.Generator().manual_seed(13)
+    width = int(torch.Size(data.shape).numel())
+    clients = []
+    for client in data.clients:
+        weights = torch.randn(width, generator=generator) / width**0.5
+        clients.append(replace(client, train=count(client.train, weights), test=count(client.test, weights)))
+    return replace(data, clients=tuple(clients)).with_target("number")
 
 
 def _images() -> Federated:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
-from fedapa.rounds.evaluation import Counts
+from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint
@@ -278,7 +278,7 @@ def _gap(one: Outcome, other: Outcome) -> float:
     return distance({k: a[k] for k in a.keys() & b.keys()}, b)
 
 
-def _last(outcome: Outcome) -> Counts:
+def _last(outcome: Outcome) -> Sums:
     """The loop's memory of last scores, as its state held it: -1 for whoever never showed a score."""
     after = outcome.logs[-1].after
     assert after is not None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule
+from fedapa.training.objective import Classification, Objective
 from fedapa.verify import laws
 from fedapa.verify.case import Broken, Case
 
@@ -40,10 +41,10 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def verify(method: Method) -> Iterator[Finding]:
-    """Every law under both schedules."""
+def verify(method: Method, objective: Objective | None = None) -> Iterator[Finding]:
+    """Every law under both schedules, with cross-entropy or another objective."""
     for schedule in SCHEDULES:
-        case = Case(method, schedule)
+        case = Case(method, schedule, objective=objective or Classification())
         for name, law in LAWS.items():
             begin = time.perf_counter()
             try:

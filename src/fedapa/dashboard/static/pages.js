@@ -8,7 +8,15 @@ import {
 const chart = (height, kind = "") => h("div", { class: `chart ${kind}`, style: `height:${height}px` });
 const panel = (title, ...content) => h("section", { class: "panel" }, h("h2", {}, title), ...content);
 const link = (page, changes, text, props = {}) => h("a", { href: address(page, changes, []), "data-in": "", ...props }, text);
-const percentAxis = { title: { text: "test accuracy, %" }, rangemode: "normal" };
+// Scores: their name and unit, how many digits they have, and whether more is better.
+const sign = (score) => (score.better === "lower" ? -1 : 1);
+const unit = (score) => score?.unit || score?.name || "";
+const valued = (score, value) => `${number(value, score.digits)}${score.unit ? ` ${score.unit}` : ""}`;
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const first = (score) => (score.better === "lower" ? "lowest" : "highest");
+const points = (score) => (score.unit === "%" ? "points" : `${score.better === "lower" ? "less" : "more"} ${score.name}`);
+const scoreAxis = (score) => ({ title: { text: `test ${score.name}${score.unit ? `, ${score.unit}` : ""}` }, rangemode: "normal" });
+const better = (a, b) => sign(a.score) * (last(b) - last(a)); // best first
 const roundAxis = { title: { text: "round", standoff: 4 }, tickformat: "d", nticks: 8 };
 
 const PHASES = [["reported", "the one its paper reports"], ["before", "before local training"], ["after", "after local training"]];
@@ -22,11 +30,12 @@ export function overview(root) {
   const curves = chart(420, "tall");
   const notes = h("div", {});
   const methods = h("div", {});
-  const accuracy = panel("Accuracy", controls, curves, notes);
+  const heading = h("h2", {});
+  const scores = h("section", { class: "panel" }, heading, controls, curves, notes);
   const comparison = panel("Methods", methods);
   const sites = h("div", {});
   const federation = panel("Sites", sites);
-  fill(root, tiles, federation, panel("Runs", grid), accuracy, comparison);
+  fill(root, tiles, federation, panel("Runs", grid), scores, comparison);
 
   return (found) => {
     const { query } = here();
@@ -42,33 +51,36 @@ export function overview(root) {
     federation.hidden = !found.sites.length;
     fill(sites, found.sites.length && found.sites.every((site) => ["unknown", "removed"].includes(site.state)) ? trouble("The SuperLink does not answer, so nobody knows who is online. `fedapa coordinator start` starts it.") : null, siteTable(found.sites));
     fill(grid, runGrid(found, query));
-    accuracy.hidden = comparison.hidden = !scenario;
+    scores.hidden = comparison.hidden = !scenario;
     if (!scenario) return;
+    heading.textContent = capital(scenario.score.name);
     const phase = query.get("phase") ?? "reported";
     fill(controls,
       found.scenarios.length > 1 ? field("Scenario", select(found.scenarios.map((s) => [s.title, s.title]), scenario.title, (v) => adjust({ scenario: v }), { "data-key": "scenario" })) : null,
-      field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })), zoomBox());
+      field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })), zoomBox(scenario.score));
     fill(notes, scenario.notes.map((text) => h("p", { class: "quiet" }, text)));
-    const ranked = [...scenario.methods].sort((a, b) => last(b) - last(a));
+    const ranked = [...scenario.methods].sort(better);
     const look = looks(ranked.map((row) => row.method));
     curves.style.height = `${Math.max(420, 19 * ranked.length + 70)}px`; // room for every name beside it
     draw(curves, () => ranked.map((row) => {
       const curve = scenario.curves[row.method];
       return line(curve.rounds, curve[phase === "reported" ? row.evaluated : phase], row.title, look[row.method]);
-    }), () => ({ xaxis: roundAxis, yaxis: accuracyAxis(ranked), showlegend: ranked.length > 1 }), `Accuracy of ${ranked.length} methods over the rounds`);
+    }), () => ({ xaxis: roundAxis, yaxis: curveAxis(ranked), showlegend: ranked.length > 1 }), `${capital(scenario.score.name)} of ${ranked.length} methods over the rounds`);
     fill(methods, methodTable(ranked, query.get("sort"), (sort) => adjust({ sort })));
   };
 }
 
 // Where some methods end far below the rest, the top is worth a closer look.
-function zoomBox() {
+function zoomBox(score) {
+  if (score.unit !== "%") return null;
   const box = h("input", { type: "checkbox", "data-key": "zoom", checked: here().query.get("zoom") === "top", onchange: () => adjust({ zoom: box.checked ? "top" : null }) });
   return h("label", { class: "field" }, box, " only the top 8 points");
 }
 
-function accuracyAxis(rows) {
+function curveAxis(rows) {
+  const axis = scoreAxis(rows[0].score);
   const top = Math.max(...rows.map((row) => row[`${row.evaluated}_best`] ?? 0));
-  return here().query.get("zoom") === "top" ? { ...percentAxis, range: [top - 8, top + 0.5] } : percentAxis;
+  return here().query.get("zoom") === "top" && rows[0].score.unit === "%" ? { ...axis, range: [top - 8, top + 0.5] } : axis;
 }
 
 const siteTable = (rows) => table([
@@ -84,38 +96,40 @@ const busiest = (found) => {
   const running = found.runs.find((run) => run.state === "running" && run.scenario)?.scenario;
   return found.scenarios.find((one) => one.title === running) ?? found.scenarios[0];
 };
-const last = (row) => row[`${row.evaluated}_last`] ?? -1;
+const last = (row) => row[`${row.evaluated}_last`] ?? -sign(row.score) * 1e300; // without a number: behind all others
 
 function bestTiles(scenario) {
   if (!scenario) return [];
   const furthest = Math.max(...scenario.methods.map((row) => row.round));
   const level = scenario.methods.filter((row) => row.round === furthest); // methods at an earlier round are not compared
-  const best = level.find((row) => row.standing === "best") ?? [...level].sort((a, b) => last(b) - last(a))[0];
+  const best = level.find((row) => row.standing === "best") ?? [...level].sort(better)[0];
+  const { score } = scenario;
   const gain = level.filter((row) => row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
   return [
-    tile(`${number(last(best))} %`, `${best.title}: highest in round ${furthest}`, `${best.evaluated} local training`),
-    gain ? tile(signed(gain.gain_points), `points: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose; ${sureness(gain.gain_p_adjusted) || gain.gain_note}`) : null,
+    tile(valued(score, last(best)), `${best.title}: ${first(score)}${score.unit === "%" ? "" : ` ${score.name}`} in round ${furthest}`, `${best.evaluated} local training`),
+    gain ? tile(signed(gain.gain_points, score.digits), `${points(score)}: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose; ${sureness(gain.gain_p_adjusted) || gain.gain_note}`) : null,
   ];
 }
 
 function methodTable(rows, sort, onsort) {
-  const spread = (row, phase) => [number(row[`${phase}_last`]), row[`${phase}_sd`] == null ? "" : ` ± ${number(row[`${phase}_sd`])}`, row.evaluated === phase ? h("abbr", { title: "the paper of the method reports this one" }, "*") : null];
+  const { score } = rows[0];
+  const spread = (row, phase) => [number(row[`${phase}_last`], score.digits), row[`${phase}_sd`] == null ? "" : ` ± ${number(row[`${phase}_sd`], score.digits)}`, row.evaluated === phase ? h("abbr", { title: "the paper of the method reports this one" }, "*") : null];
   return table([
     { key: "title", head: "method", text: true },
     { key: "allocations", head: "allocations" },
     { key: "rounds", head: "rounds", by: (r) => parseInt(r.rounds, 10) },
-    { key: "before_last", head: "before %", show: (r) => h("span", {}, spread(r, "before")) },
-    { key: "after_last", head: "after %", show: (r) => h("span", {}, spread(r, "after")) },
-    { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
-    { key: "worst_client", head: "worst client %", show: (r) => number(r.worst_client, 1) },
-    { key: "behind", head: "beside the highest", text: true, show: standing },
-    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points), atRound(r)) },
+    { key: "before_last", head: `before ${unit(score)}`, show: (r) => h("span", {}, spread(r, "before")) },
+    { key: "after_last", head: `after ${unit(score)}`, show: (r) => h("span", {}, spread(r, "after")) },
+    { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
+    { key: "worst_client", head: `worst client ${unit(score)}`, show: (r) => number(r.worst_client, score.is_share ? 1 : score.digits) },
+    { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
+    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points, score.digits), atRound(r)) },
     { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
     { key: "kib", head: "per visit", show: (r) => size(r.kib) },
   ], rows, { sort, onsort, caption: "Methods of this scenario, last round" });
 }
 
-const standing = (row) => ({ best: "the highest", behind: `${number(row.behind)} behind` })[row.standing] ?? row.standing;
+const standing = (row) => ({ best: `the ${first(row.score)}`, behind: `${number(row.behind, row.score.digits)} behind` })[row.standing] ?? row.standing;
 const atRound = (row) => (row.gain_round == null || row.rounds.endsWith(`/${row.gain_round}`) ? "" : ` (round ${row.gain_round})`);
 
 const tone = (value) => (value > 0 ? "up" : value < 0 ? "down" : null);
@@ -123,6 +137,12 @@ const tone = (value) => (value > 0 ? "up" : value < 0 ? "down" : null);
 function progress(run) {
   const words = run.rounds ? `${run.done} / ${run.rounds}` : "–";
   return h("span", { class: "progress" }, h("progress", { value: run.done, max: run.rounds || 1, "aria-label": `rounds of ${run.name}` }), ` ${words}`);
+}
+
+// The unit of all runs; none where they differ.
+function units(runs) {
+  const found = new Set(runs.filter((run) => run.score).map((run) => unit(run.score)));
+  return found.size === 1 ? [...found][0] : "";
 }
 
 // Many runs: one line per method with a cell per seed; few: a line per run.
@@ -136,8 +156,8 @@ function runGrid(found, query) {
     { key: "state", head: "state", text: true, show: (r) => h("span", { title: r.reason || null }, state(r.state)) },
     { key: "done", head: "rounds", show: progress },
     { key: "seconds_left", head: "left", show: (r) => duration(r.seconds_left) },
-    { key: "before", head: "before %", show: (r) => number(r.before) },
-    { key: "after", head: "after %", show: (r) => number(r.after) },
+    { key: "before", head: `before ${units(found.runs)}`, show: (r) => number(r.before, r.score?.digits) },
+    { key: "after", head: `after ${units(found.runs)}`, show: (r) => number(r.after, r.score?.digits) },
     { key: "mib", head: "moved", show: (r) => size(r.mib == null ? null : r.mib * 1024) },
   ], found.runs, { sort: query.get("by"), onsort: (by) => adjust({ by }), caption: "Runs of this folder" });
 }
@@ -204,7 +224,7 @@ export function clients(root) {
     if (view.trouble) { fill(detail); return fill(list, trouble(view.trouble)); }
     update.rows = sorted(view.clients, query.get("sort"));
     fill(list, view.clients.length ? h("p", { class: "quiet" }, view.round ? `After round ${view.round}. Choose a client to see it closely.` : "No evaluated round yet.") : empty("This run has not described its clients yet."),
-      clientTable(view.clients, chosen, query.get("sort")));
+      clientTable(view.clients, chosen, query.get("sort"), view.score));
     showClient(run, view.clients.length ? one : null);
   }
   update.step = (by) => {
@@ -218,20 +238,21 @@ export function clients(root) {
     if (!one) { shown = null; return fill(detail); }
     if (one.trouble) { shown = null; return fill(detail, trouble(one.trouble)); }
     if (shown !== `${run.name} ${one.client}`) {
-      charts = { title: h("h2", {}), what: h("h3", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }), soon: h("p", { class: "empty" }, "No round yet."), still: h("p", { class: "empty" }, "Nothing yet.") };
+      charts = { title: h("h2", {}), score: h("h3", {}), what: h("h3", {}), facts: h("p", { class: "quiet" }), curve: chart(230), labels: chart(180), weights: chart(240), bytes: chart(170), none: h("p", { class: "empty" }), soon: h("p", { class: "empty" }, "No round yet."), still: h("p", { class: "empty" }, "Nothing yet.") };
       fill(detail, h("section", { class: "panel" }, charts.title, charts.facts,
-        h("h3", {}, "Accuracy"), charts.curve, charts.soon, charts.what, charts.labels,
+        charts.score, charts.curve, charts.soon, charts.what, charts.labels,
         h("h3", {}, "Whose model it takes, round by round"), charts.weights, charts.none, h("h3", {}, "Sent and received"), charts.bytes, charts.still));
       shown = `${run.name} ${one.client}`;
       if (isNarrow() && here().query.has("client")) detail.scrollIntoView({ block: "start" });
     }
     charts.title.textContent = `Client ${one.name}`;
+    charts.score.textContent = capital(one.score.name);
     charts.facts.textContent = `${whole(one.train)} train and ${whole(one.test)} test samples`;
     charts.soon.hidden = !(charts.curve.hidden = !one.rounds.length);
     charts.still.hidden = !(charts.bytes.hidden = !one.bytes.rounds.length);
     if (one.rounds.length) draw(charts.curve, () => [
       line(one.rounds, one.before, "before local training", ["two", "dash"]), line(one.rounds, one.after, "after local training", ["one", "solid"]),
-    ], () => ({ xaxis: roundAxis, yaxis: percentAxis, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 125 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Accuracy of client ${one.name}`);
+    ], () => ({ xaxis: roundAxis, yaxis: scoreAxis(one.score), legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 125 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `${capital(one.score.name)} of client ${one.name}`);
     const names = one.labels.map((_, k) => one.classes[k] ?? String(k));
     const isDeclared = one.labels.every((n) => n <= 1) && one.labels.reduce((a, b) => a + b, 0) < one.train; // sites do not count
     charts.what.textContent = isDeclared ? "Classes that it declared" : "Train samples of every class";
@@ -252,15 +273,16 @@ export function clients(root) {
   return update;
 }
 
-function clientColumns() {
+function clientColumns(score) {
+  const digits = score?.is_share ? 1 : score?.digits;
   return [
     { key: "name", head: "client", text: true, show: (r) => h("a", { href: address("clients", { client: r.client }, ["run", "sort"]), "data-in": "", "data-key": `client-${r.client}` }, r.name) },
     { key: "train", head: "train", show: (r) => whole(r.train) },
     { key: "classes", head: "classes" },
-    { key: "before", head: "before %", show: (r) => number(r.before, 1) },
-    { key: "after", head: "after %", show: (r) => number(r.after, 1) },
+    { key: "before", head: `before ${unit(score)}`, show: (r) => number(r.before, digits) },
+    { key: "after", head: `after ${unit(score)}`, show: (r) => number(r.after, digits) },
     { key: "interval", head: "95 % interval", by: (r) => r.interval?.[0], show: (r) => h("span", { title: `exact, of ${whole(r.test)} test samples` }, r.interval ? `${number(r.interval[0], 0)} – ${number(r.interval[1], 0)}` : "–") },
-    { key: "gain", head: "over Local", show: (r) => h("span", { class: tone(r.gain) }, signed(r.gain, 1)) },
+    { key: "gain", head: "over Local", show: (r) => h("span", { class: tone(r.gain) }, signed(r.gain, digits)) },
     { key: "own", head: "own weight", show: (r) => number(r.own, 3) },
     { key: "visits", head: "visits" },
     { key: "kib", head: "moved", show: (r) => size(r.kib) },
@@ -277,8 +299,8 @@ function sorted(rows, sort) {
   return sort.startsWith("-") ? order.reverse() : order;
 }
 
-function clientTable(rows, chosen, sort) {
-  const kept = clientColumns().filter((one) => one.key === "name" || rows.some((r) => (one.key === "marks" ? Object.keys(r.marks).length : r[one.key] != null)));
+function clientTable(rows, chosen, sort, score) {
+  const kept = clientColumns(score).filter((one) => one.key === "name" || rows.some((r) => (one.key === "marks" ? Object.keys(r.marks).length : r[one.key] != null)));
   return table(kept, rows, {
     sort, onsort: (by) => adjust({ sort: by }), caption: "Clients",
     row: (r) => ({ class: r.client === chosen ? "chosen" : null, onclick: (e) => { if (!e.target.closest("a")) adjust({ client: r.client }); } }),
@@ -440,32 +462,33 @@ export function compare(root) {
     const phase = query.get("phase") ?? "reported";
     const view = await get("compare", { run: valid, against });
     const labels = [...new Set(view.curves.map((c) => c.label))];
-    const ranked = [...view.rows].sort((a, b) => last(b) - last(a)).map((row) => row.method);
+    const ranked = [...view.rows].sort(better).map((row) => row.method);
+    const { score } = view.rows[0];
     const look = looks([...new Set(ranked)]);
     fill(controls, field("Model", select(PHASES, phase, (v) => adjust({ phase: v === "reported" ? null : v }), { "data-key": "phase" })),
-      field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })), zoomBox());
+      field("Against", select(labels.map((label) => [label, view.curves.find((c) => c.label === label).title]), against, (v) => adjust({ against: v }), { "data-key": "against" })), zoomBox(score));
     const named = (label) => view.rows.find((row) => row.method === label)?.title ?? label;
     const several = new Set(view.curves.map((c) => c.scenario)).size > 1;
     draw(curves, () => view.curves.map((c) => line(c.rounds, c[phase === "reported" ? c.evaluated : phase], `${c.title}, seed ${c.seed}${several ? `, ${c.scenario}` : ""}`, look[c.label])),
-      () => ({ xaxis: roundAxis, yaxis: accuracyAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
+      () => ({ xaxis: roundAxis, yaxis: curveAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
     fill(result, view.without_results.length ? h("p", { class: "quiet" }, `Without results yet: ${view.without_results.join(", ")}.`) : null,
       table([
         { key: "title", head: "method", text: true },
         ...(several ? [{ key: "scenario", head: "scenario", text: true }] : []),
         { key: "allocations", head: "allocations" },
         { key: "round", head: "round" },
-        { key: "last", head: "last %", show: (r) => number(last(r)), by: last },
-        { key: "interval", head: "95 % interval", by: (r) => r[`${r.evaluated}_low`], show: (r) => (r[`${r.evaluated}_low`] == null ? "–" : `${number(r[`${r.evaluated}_low`], 1)} – ${number(r[`${r.evaluated}_high`], 1)}`) },
-        { key: "tail", head: "last five %", show: (r) => number(r[`${r.evaluated}_tail`]), by: (r) => r[`${r.evaluated}_tail`] },
-        { key: "best", head: "best %", show: (r) => number(r[`${r.evaluated}_best`]), by: (r) => r[`${r.evaluated}_best`] },
-        { key: "worst_tenth", head: "worst tenth %", show: (r) => number(r.worst_tenth, 1) },
-        { key: "behind", head: "beside the highest", text: true, show: standing },
-        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points), atRound(r)) },
-        { key: "gain_low", head: "95 % interval", show: (r) => (r.gain_low == null ? "–" : `${signed(r.gain_low)} – ${signed(r.gain_high)}`) },
+        { key: "last", head: `last ${unit(score)}`, show: (r) => number(last(r), score.digits), by: last },
+        { key: "interval", head: "95 % interval", by: (r) => r[`${r.evaluated}_low`], show: (r) => (r[`${r.evaluated}_low`] == null ? "–" : `${number(r[`${r.evaluated}_low`], score.is_share ? 1 : score.digits)} – ${number(r[`${r.evaluated}_high`], score.is_share ? 1 : score.digits)}`) },
+        { key: "tail", head: `last five ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_tail`], score.digits), by: (r) => r[`${r.evaluated}_tail`] },
+        { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
+        { key: "worst_tenth", head: `worst tenth ${unit(score)}`, show: (r) => number(r.worst_tenth, score.is_share ? 1 : score.digits) },
+        { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
+        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points, score.digits), atRound(r)) },
+        { key: "gain_low", head: "95 % interval", show: (r) => (r.gain_low == null ? "–" : `${signed(r.gain_low, score.digits)} – ${signed(r.gain_high, score.digits)}`) },
         { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
         { key: "gain_p_adjusted", head: "paired t, Holm", show: (r) => sureness(r.gain_p_adjusted) || (r.gain_note ? h("span", { class: "quiet" }, r.gain_note) : "–") },
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
-      ], view.rows, { sort: query.get("sort") ?? "-last", onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
+      ], view.rows, { sort: query.get("sort") ?? (score.better === "lower" ? "last" : "-last"), onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
       h("p", { class: "quiet" }, "Intervals and tests are over allocations, at least three; clients of one allocation are counted, not tested. p is adjusted over the methods of a scenario (Holm)."),
       view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios, ${view.ranks.allocations} of the allocations each: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
   };

@@ -18,7 +18,7 @@ from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
 from fedapa.training.local import Job, train
 from fedapa.training.model import SplitModel
-from fedapa.training.task import Task, cross_entropy
+from fedapa.training.task import Task, task_loss
 
 Engine = Literal["auto", "torch", "vmap", "native"]
 FEWEST = 8  # clients; with fewer, vectorising gains too little to be told from noise
@@ -45,7 +45,7 @@ def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> K
     built, reason = available()
     shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
     if shape is not None and model.plain_head:
-        return Kernel(shape, data.classes, data.mean, data.std)
+        return Kernel(shape, model.outputs, data.mean, data.std)
     if insist:
         why = "it knows only 5x5 convolution, ReLU, 2x2 max-pool blocks with linear layers" if built else reason
         raise InputError(f"the native engine cannot run this model: {why}", 'use engine = "auto" or "torch"')
@@ -107,7 +107,7 @@ def _job(task: Task, split: Split, params: dict[str, Tensor]) -> Job:
     velocity, rates = {k: torch.zeros_like(v) for k, v in params.items()}, dict.fromkeys(params, 0.0)
     order, size = torch.arange(len(split.y)), task.training.batch
     batches = partial(iter, [order[k : k + size] for k in (0, size) if k < len(order)])
-    return Job(task, cross_entropy, params, velocity, {}, {}, split, batches, rates, 0.9, 0.0, None, None)
+    return Job(task, task_loss, params, velocity, {}, {}, split, batches, rates, 0.9, 0.0, None, None)
 
 
 def seconds(work: Callable[[], object]) -> float:

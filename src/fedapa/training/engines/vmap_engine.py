@@ -22,7 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedapa.core.tree import Tree, clone, count_bytes
 from fedapa.training.local import EVALUATION_BATCH, Engine, Job, Loss, Pass, Plain, Trained, clipped, outputs, train
-from fedapa.training.task import Batch, Task, cross_entropy, proximal, pull
+from fedapa.training.objective import Classification
+from fedapa.training.task import Batch, Task, proximal, pull, task_loss
 
 T = TypeVar("T")
 Rows = slice | Tensor
@@ -253,19 +254,22 @@ def vectorised(job: Job) -> Step:
     return step
 
 
-def weighted_cross_entropy(task: Task, params: Tree, batch: Batch, given: Tree, weight: Tensor) -> Tensor:
-    """Cross-entropy as a weighted sum over the batch; weights 1 / batch make it the mean."""
-    logs = F.log_softmax(task.predict({**given, **params}, batch.x), 1)
+def weighted_loss(task: Task, params: Tree, batch: Batch, given: Tree, weight: Tensor) -> Tensor:
+    """The task's loss as a weighted sum over the batch; weights 1 / batch make it the mean."""
+    outputs = task.predict({**given, **params}, batch.x)
+    if not isinstance(task.objective, Classification):
+        return (task.objective.losses(outputs, batch.y) * weight).sum()
+    logs = F.log_softmax(outputs, 1)  # PyTorch vectorises this, but not its cross-entropy
     return -(logs.gather(1, batch.y[:, None])[:, 0] * weight).sum()
 
 
 def weighted_proximal(task: Task, params: Tree, batch: Batch, given: Tree, weight: Tensor) -> Tensor:
-    return weighted_cross_entropy(task, params, batch, given, weight) + pull(params, given)
+    return weighted_loss(task, params, batch, given, weight) + pull(params, given)
 
 
 # The usual losses in a form that batches of several sizes can share: clients smaller than one batch are common.
 WEIGHTED: dict[Loss, Callable[[Task, Tree, Batch, Tree, Tensor], Tensor]] = {
-    cross_entropy: weighted_cross_entropy,
+    task_loss: weighted_loss,
     proximal: weighted_proximal,
 }
 

@@ -1,0 +1,60 @@
+"""Settings that know their legal range: fields of frozen dataclasses with a default, a range and a line of help."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field, fields
+from typing import Any, get_args, get_type_hints
+
+from fedapa.errors import InputError
+
+
+def hyper(
+    default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "", search: str = ""
+) -> Any:
+    """A hyper-parameter: its default, one line of help, its legal range and where the default comes from.
+
+    ``search`` is what `fedapa tune` tries: "log:0.01..10", "0..0.9" or choices "1,2,5"; nothing keeps the default.
+    """
+    meta = {"help": help, "low": low, "high": high, "source": source, "search": search}
+    return field(default=default, metadata=meta)
+
+
+def check_settings(owner: Any) -> None:
+    """Every field of a dataclass is of its type and in its range; InputError names the one that is not."""
+    hints = get_type_hints(type(owner))
+    for f in fields(owner):
+        _check(type(owner).__name__, f.name, getattr(owner, f.name), hints[f.name], f.metadata)
+
+
+def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
+    if choices := [a for a in get_args(hint) if isinstance(a, str)]:
+        if value not in choices:
+            raise InputError(f"{owner}.{name} is {value!r}", f"choose one of {', '.join(choices)}")
+        return
+    if isinstance(value, bool) or hint is bool:
+        if not (isinstance(value, bool) and hint is bool):
+            raise InputError(f"{owner}.{name} is {value!r}", f"it must be {getattr(hint, '__name__', hint)}")
+        return
+    if isinstance(value, int | float):
+        low, high = meta.get("low", -math.inf), meta.get("high", math.inf)
+        if not (low <= value <= high) or math.isnan(value):
+            raise InputError(f"{owner}.{name} is {value}, outside its legal range", f"choose from {low:g} to {high:g}")
+        if hint is int and not isinstance(value, int):
+            raise InputError(f"{owner}.{name} is {value}", "it must be a whole number")
+    elif hint in (int, float):
+        raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
+
+
+def describe(kind: type[Any]) -> list[dict[str, Any]]:
+    """The settings of a class as rows for listings."""
+    hints = get_type_hints(kind)
+    return [
+        {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
+        for f in fields(kind)
+    ]
+
+
+def _type_name(hint: Any) -> str:
+    choices = [a for a in get_args(hint) if isinstance(a, str)]
+    return " | ".join(choices) if choices else str(getattr(hint, "__name__", hint))

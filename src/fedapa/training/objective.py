@@ -1,0 +1,167 @@
+"""What a model is trained for and judged by: a loss, the scores, and which of them is the headline.
+
+An objective belongs to the task. Methods call ``task.loss``; engines know the losses that they can fuse. A score is a
+sum and a count that add up over samples and clients, and a rule that turns both into a value. What does not add up,
+such as an AUC, is computed where the samples are and weighted by their number.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapa.core.scores import ACCURACY, LOSS, MAE, R2, RMSE, Score
+from fedapa.core.settings import check_settings, hyper
+from fedapa.errors import InputError
+from fedapa.plugins import load_object
+
+Target = Literal["class", "number"]
+Sums = Mapping[str, tuple[float, float]]  # a score by name: sum and count
+LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are told as this
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """The protocol: a frozen dataclass whose fields are its settings."""
+
+    scores: ClassVar[tuple[Score, ...]]  # the first is the primary one
+    target: ClassVar[Target] = "number"  # what a label is: a class counted from 0, or a number
+    fuses: ClassVar[str] = ""  # the loss as the native kernel knows it; empty: it does not
+
+    @property
+    def primary(self) -> Score:
+        return self.scores[0]
+
+    @property
+    def spec(self) -> str:
+        """The name that ``make_objective`` knows it by."""
+        own = next((name for name, kind in OBJECTIVES.items() if kind is type(self)), None)
+        return own or f"{getattr(sys.modules[type(self).__module__], '__file__', '')}:{type(self).__name__}"
+
+    def outputs(self, classes: int) -> int:
+        """How many outputs a model needs."""
+        return 1
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample. [n, K], [n] -> [n]"""
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of a batch, which training descends."""
+        return self.losses(outputs, y).mean()
+
+    @abstractmethod
+    def measure(self, outputs: Tensor, y: Tensor) -> Sums:
+        """Sum and count of every score over some samples."""
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Outputs as people read them: probabilities [n, C], or values [n, 1] in the unit of the target."""
+        return outputs
+
+    def outputs_of(self, predictions: Tensor) -> Tensor:
+        """The other way round, where outputs are numbers."""
+        return predictions
+
+    def fitted(self, mean: float, std: float) -> Objective:
+        """The same for targets of this mean and standard deviation; only objectives that scale them differ."""
+        return self
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """Cross-entropy, and the share of largest logits that are right."""
+
+    scores = (ACCURACY, LOSS)
+    target = "class"
+    fuses = "cross_entropy"
+
+    def outputs(self, classes: int) -> int:
+        return classes
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Sums:
+        return {"accuracy": (int((outputs.argmax(1) == y).sum()), len(y)), "loss": total_loss(self, outputs, y)}
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return torch.softmax(outputs, dim=1)
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """A number per sample. Models learn the standardised target; scores are in its own unit."""
+
+    loss: Literal["squared", "absolute", "huber"] = hyper("squared", "what training descends")
+    delta: float = hyper(1.0, "huber: where it turns linear, in standard deviations of the target", 1e-6, 1e6)
+    mean: float = hyper(0.0, "of the target over all train samples; set from the data")
+    std: float = hyper(1.0, "of the target; set from the data", 1e-30)
+
+    scores = (RMSE, MAE, R2, LOSS)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        error = outputs[:, 0] - (y - self.mean) / self.std
+        if self.loss == "squared":
+            return error.square()
+        if self.loss == "absolute":
+            return error.abs()
+        return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self.delta)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Sums:
+        error, spread = (self.predictions(outputs)[:, 0].double() - y.double()), y.double() - y.double().mean()
+        squares = float(error.square().sum())
+        return {
+            "RMSE": (squares, len(y)),
+            "MAE": (float(error.abs().sum()), len(y)),
+            "R²": (squares, float(spread.square().sum())),
+            "loss": total_loss(self, outputs, y),
+        }
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs * self.std + self.mean
+
+    def outputs_of(self, predictions: Tensor) -> Tensor:
+        return (predictions - self.mean) / self.std
+
+    def fitted(self, mean: float, std: float) -> Objective:
+        return replace(self, mean=mean, std=std if std > 0 else 1.0)
+
+
+def total_loss(objective: Objective, outputs: Tensor, y: Tensor) -> tuple[float, float]:
+    """Sum and count of the losses, in double precision."""
+    return min(float(objective.losses(outputs.double(), y).sum()), LARGEST), len(y)
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"classification": Classification, "regression": Regression}
+
+
+def make_objective(name: str = "classification", **settings: Any) -> Objective:
+    """By name, or the user's own class as ``file.py:Class`` or ``package.module:Class``."""
+    kind = OBJECTIVES[name] if name in OBJECTIVES else _own(name)
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(settings.keys() - known):
+        hint = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        raise InputError(f"objective {name} has no setting {unknown[0]!r}", hint)
+    return kind(**settings)
+
+
+def _own(name: str) -> type[Objective]:
+    if ":" not in name:
+        raise InputError(f"unknown objective {name!r}", f"choose one of {', '.join(OBJECTIVES)}, or file.py:Class")
+    found = load_object(name, "objective")
+    if not (isinstance(found, type) and issubclass(found, Objective)):
+        raise InputError(f"objective {name!r} is no class of Objective", "derive it from fedapa.Objective")
+    return found
