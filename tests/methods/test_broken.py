@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedapa.errors import InputError
 from fedapa.verify import LAWS, load_method
 from fedapa.verify.case import Broken, Case
 
@@ -106,3 +107,13 @@ def test_a_client_that_starts_beside_what_was_sent_is_caught(tmp_path: Path) -> 
 def test_the_example_itself_passes(law: str) -> None:
     (method,) = load_method(EXAMPLE).values()
     LAWS[law](Case(method))
+
+
+@pytest.mark.parametrize("member", ["regularisers = ('rho',)", "def limits(self): return {}"])
+def test_a_claim_beside_claims_is_refused(member: str, tmp_path: Path) -> None:
+    """Nothing reads it there: its law would hold without having been checked."""
+    path = tmp_path / "beside_claims.py"
+    text = EXAMPLE.read_text(encoding="utf-8")
+    path.write_text(text.replace("    def init(", f"    {member}\n\n    def init(", 1), encoding="utf-8")
+    with pytest.raises(InputError, match=r"HalfWay\.(regularisers|limits) is read by no law"):
+        load_method(path)

@@ -41,6 +41,18 @@ def test_law(name: str, law: str) -> None:
     LAWS[law](Case(make(name)))
 
 
+def test_a_wrapper_passes_on_the_claims_that_hold_around_it() -> None:
+    claims = make("fedala+quantised+ema").claims()
+    assert claims.adapts
+    assert claims.jumps  # of the wrapper inside
+    assert not claims.limits  # a coded FedALA without mixing is not FedAvg
+    assert make("fedprox+top").claims().regularisers == ()  # a wrapper has no mu that could be 0
+    shared = Quantised(FedAPA(buffer="shared")).claims()
+    assert shared.ordered
+    assert shared.bare == Quantised(FedAPA(buffer="shared").claims().bare)
+    assert make("fedavg+top").claims().surrogate is None
+
+
 @pytest.mark.parametrize("bits", [1, 3, 8, 11, 16])
 def test_packing_is_exact_and_tight(bits: int) -> None:
     codes = torch.from_numpy(np.random.default_rng(0).integers(0, 2**bits, 100).astype(np.int32))

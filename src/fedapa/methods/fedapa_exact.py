@@ -46,7 +46,7 @@ from torch import Tensor
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
@@ -152,8 +152,8 @@ class FedAPAExact(Method):
         found = {"A": A, "collaborators": exact_weights.collaborators(A), "groups": exact_weights.groups(A)}
         return found | ({"layers": server["A"]} if self.per_layer else {})
 
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)}
+    def claims(self) -> Claims:
+        return Claims(limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""

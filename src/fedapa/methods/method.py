@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ from fedapa.training.task import Task
 
 When = Literal["before", "after"]
 Schedule = Literal["parallel", "sequential"]
+Surrogate = Callable[[Task, Tree, Tree, int, Tree], Tensor]  # (task, old server, new server, client, upload) -> loss
 
 
 def hyper(
@@ -31,15 +32,28 @@ def hyper(
 
 
 @dataclass(frozen=True)
+class Claims:
+    """What a method says about itself for the laws to check, by default nothing. Nothing else reads it."""
+
+    regularisers: tuple[str, ...] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
+    resting: tuple[str, ...] = ()  # parts of the server's state that need not move in every run
+    adapts: bool = False  # training starts from something made of what arrived (FedALA), not from it as it is
+    ordered: bool = False  # ``absorb`` plays uploads one after another: the loop's ascending order is part of it
+    # Uploads are coded (rounded, or the largest chosen): a tiny difference between two engines may move one by a whole
+    # step, and whole numbers in it are codes whose values stand beside them as floats.
+    jumps: bool = False
+    # The loss that a server step descends: the trainables of the new state on everything else of the old one.
+    surrogate: Surrogate | None = None
+    bare: Method | None = None  # the method with a tiny server step and nothing behind it, to check that; None: itself
+    limits: Mapping[str, Method] = field(default_factory=dict)  # settings that must equal another method, by its name
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """The protocol. A method owns no loop, no socket, no device and no file, and changes none of its arguments."""
 
-    # What the law suite has to know about a method.
-    regularisers: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
     renamed: ClassVar[Mapping[str, str]] = {}  # old names of hyper-parameters, and what they are called now
-    resting: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that need not move in every run
     together: ClassVar[bool] = False  # ``send_many`` costs less than as many times ``send``
-    adapts: ClassVar[bool] = False  # training starts from something made of what arrived (FedALA), not from it as it is
 
     @abstractmethod
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -91,17 +105,6 @@ class Method(ABC):
         """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
         return "parallel"
 
-    @property
-    def ordered(self) -> bool:
-        """``absorb`` plays uploads one after another, so the loop's ascending order is part of the method."""
-        return False
-
-    @property
-    def jumps(self) -> bool:
-        """Uploads are coded (rounded, or the largest chosen): a tiny difference between two engines may move one by a
-        whole step, and whole numbers in it are codes whose values stand beside them as floats."""
-        return False
-
     def admit(self, task: Task, server: Tree) -> Tree:
         """The server's state with room for one more client, the last of ``task``; nobody else's part changes.
 
@@ -109,17 +112,9 @@ class Method(ABC):
         """
         return grown(server, self.init(task, 0)[0])
 
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
-        """The loss that a server step claims to descend: the trainables of ``new`` on everything else of ``old``."""
-        return None
-
-    def bare(self) -> Method:
-        """This method with a tiny server step and nothing behind the step, for checking that it descends."""
-        return self
-
-    def limits(self) -> dict[str, Method]:
-        """Settings in which this method must equal another one, by that one's name."""
-        return {}
+    def claims(self) -> Claims:
+        """What the law suite has to know about this method."""
+        return Claims()
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

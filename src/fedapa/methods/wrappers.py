@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, Schedule, When, hyper
+from fedapa.methods.method import Claims, Method, Schedule, Surrogate, When, hyper
 from fedapa.methods.privacy import Account, epsilon
 from fedapa.training.local import Local
 from fedapa.training.task import Task
@@ -94,33 +94,31 @@ class Wrapped(Method):
     def schedule(self) -> Schedule:
         return self.inner.schedule
 
-    @property
-    def ordered(self) -> bool:
-        return self.inner.ordered
+    def claims(self) -> Claims:
+        """Those of the method inside, except for what it says of its own hyper-parameters and results."""
+        inner = self.inner.claims()
+        return replace(
+            inner,
+            regularisers=(),
+            limits={},
+            surrogate=inner.surrogate and self._of_decoded(inner.surrogate),
+            bare=inner.bare and replace(self, inner=inner.bare),
+        )
 
-    @property
-    def resting(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.inner.resting
+    def _of_decoded(self, surrogate: Surrogate) -> Surrogate:
+        def found(task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+            sent = {name: leaf.to(torch.float32) for name, leaf in self.send(task, old, i).items()}
+            return surrogate(task, old, new, i, self.decode(sent, up))
 
-    @property
-    def adapts(self) -> bool:  # type: ignore[override]
-        return self.inner.adapts
-
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
-        sent = {name: leaf.to(torch.float32) for name, leaf in self.send(task, old, i).items()}
-        return self.inner.surrogate(task, old, new, i, self.decode(sent, up))
-
-    def bare(self) -> Method:
-        return replace(self, inner=self.inner.bare())
+        return found
 
 
 @dataclass(frozen=True)
 class Quantised(Wrapped):
     bits: int = hyper(8, "bits per number of an upload", 1, 16)
 
-    @property
-    def jumps(self) -> bool:
-        return True
+    def claims(self) -> Claims:
+        return replace(super().claims(), jumps=True)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         def code(name: str, change: Tensor) -> Tree:
@@ -147,9 +145,8 @@ class Quantised(Wrapped):
 class Top(Wrapped):
     share: float = hyper(0.1, "share of the numbers of an upload that travel", 0.0001, 1.0)
 
-    @property
-    def jumps(self) -> bool:
-        return True
+    def claims(self) -> Claims:
+        return replace(super().claims(), jumps=True)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         def code(name: str, change: Tensor) -> Tree:
