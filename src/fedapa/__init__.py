@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedapa.methods.fedapa import FedAPA
     from fedapa.methods.fedavg import FedAvg
     from fedapa.methods.local_only import LocalOnly
-    from fedapa.methods.method import Method, hyper
+    from fedapa.methods.method import Claims, Method, Role, hyper
     from fedapa.training.local import Local
     from fedapa.training.objective import Classification, Objective, Regression
     from fedapa.training.task import Batch, Task, Training, proximal, task_loss
@@ -34,7 +34,7 @@ _HOMES = {
     "fedapa.methods.fedapa": ("FedAPA",),
     "fedapa.methods.fedavg": ("FedAvg",),
     "fedapa.methods.local_only": ("LocalOnly",),
-    "fedapa.methods.method": ("Method", "hyper"),
+    "fedapa.methods.method": ("Claims", "Method", "Role", "hyper"),
     "fedapa.core.scores": ("Score",),
     "fedapa.training.local": ("Local",),
     "fedapa.training.objective": ("Classification", "Objective", "Regression"),
@@ -43,9 +43,9 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Batch", "Classification", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly",
-    "Method", "Objective", "Regression", "RunError", "Score", "Task", "Training", "fit", "from_arrays", "from_datasets",
-    "from_files", "hyper", "load", "make", "proximal", "task_loss",
+    "Batch", "Claims", "Classification", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local",
+    "LocalOnly", "Method", "Objective", "Regression", "Role", "RunError", "Score", "Task", "Training", "fit",
+    "from_arrays", "from_datasets", "from_files", "hyper", "load", "make", "proximal", "task_loss",
 ]  # fmt: skip
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from three_clients import make_data, make_task
 
+from fedapa.core.settings import describe
 from fedapa.core.tree import count_bytes
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
-from fedapa.methods.method import describe
 from fedapa.methods.papers import PAPERS
 from fedapa.simulation import wire
 from fedapa.training.local import Local
