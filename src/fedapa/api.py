@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.config.load import check
-from fedapa.data import partition as partitions
 from fedapa.data.datasets import sources
 from fedapa.data.federated import Federated, federate
+from fedapa.data.partitions import rules
 from fedapa.data.sites import Sites, assemble
 from fedapa.methods.catalogue import METHODS, make, recipe_training
 from fedapa.methods.method import Method, Schedule
@@ -34,7 +34,7 @@ def load(
 ) -> Federated:
     """A shipped data set, dealt to clients: ``load("cifar10", "dirichlet", 20, alpha=0.1)``."""
     dataset = sources.load(source, None if data_dir is None else Path(data_dir))
-    split = partitions.split(partition, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+    split = rules.split(partition, dataset.y_train, dataset.y_test, clients, seed, **parameters)
     return federate(dataset, split, validation, seed)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedapa.data.datasets.sources import Dataset, load
 from fedapa.data.federated import Federated, federate, from_arrays, from_datasets, set_aside, warnings
-from fedapa.data.partition import Partition, fingerprint, split
+from fedapa.data.partitions.partition import Partition, fingerprint
+from fedapa.data.partitions.rules import split
 from fedapa.errors import InputError
 
 Client = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedapa.data
 from fedapa.data.datasets import readers
 from fedapa.data.datasets.sources import SOURCES, data_folder, is_present, load
 from fedapa.errors import InputError
@@ -128,10 +129,15 @@ def test_the_data_folder_is_argument_then_environment_then_cache(monkeypatch: py
 
 
 def test_importing_the_package_is_light() -> None:
-    modules = "fedapa.data, fedapa.data.datasets.sources, fedapa.data.partition, fedapa.data.inspect"
+    modules = "fedapa.data, fedapa.data.datasets.sources, fedapa.data.partitions.rules, fedapa.data.inspect"
     heavy = "{'torch', 'sklearn', 'matplotlib', 'pooch', 'requests'}"
     code = f"import sys, {modules}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", fedapa.data.__all__)
+def test_every_public_name_of_the_package_is_there(name: str) -> None:
+    assert getattr(fedapa.data, name)
 
 
 @pytest.mark.parametrize("name", ["fmnist", "cifar10", "cifar100"])

@@ -135,20 +135,22 @@ def split(
     import json
 
     from fedapa.config.experiment import make_partition
-    from fedapa.data import inspect, partition
+    from fedapa.data import inspect
     from fedapa.data.datasets import sources
+    from fedapa.data.partitions.partition import fingerprint
+    from fedapa.store import partition_file
 
     dataset = sources.load(source, data_dir)
     given = {name: value for name, value in parameters.items() if value is not None}
     found = make_partition(rule, dataset, clients, seed, given)
     rows = inspect.table(found, dataset.y_train, dataset.y_test)
-    name = partition.fingerprint(found)
+    name = fingerprint(found)
     if form == "json":
         click.echo(json.dumps({"fingerprint": name, "rule": found.rule, "clients": rows}, indent=2, default=str))
     else:
         ui.show(rows, form, title=f"{source}, {rule}, seed {seed}, fingerprint {name}")
     if save is not None:
-        partition.save(found, save)
+        partition_file.save(found, save)
         ui.say(f"partition saved in {save}; use it with --set data.partition={save}")
     if plot is not None:
         inspect.bubble_plot(found, dataset.y_train, plot)

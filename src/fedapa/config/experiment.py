@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.data import partition as partitions
 from fedapa.data.datasets import sources
 from fedapa.data.federated import Federated, federate
+from fedapa.data.partitions import rules
+from fedapa.data.partitions.partition import Partition
 from fedapa.data.sites import Own, Sites
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
@@ -24,7 +25,7 @@ from fedapa.methods.method import Method
 from fedapa.rounds.loop import Plan
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, make_task, simulate
-from fedapa.store import provenance
+from fedapa.store import partition_file, provenance
 from fedapa.store import run_folder as folders
 from fedapa.store.run_folder import kept_engine
 from fedapa.training.engines.choice import Engine
@@ -218,11 +219,11 @@ def _load_data(text: str, seed: int) -> Federated:
 
 def make_partition(
     rule: str, dataset: sources.Dataset, clients: int, seed: int, parameters: dict[str, float]
-) -> partitions.Partition:
+) -> Partition:
     """Deal by a rule, or load a saved partition."""
     if rule.endswith(".npz"):
-        return partitions.load(Path(rule))
-    return partitions.split(rule, dataset.y_train, dataset.y_test, clients, seed, **parameters)
+        return partition_file.load(Path(rule))
+    return rules.split(rule, dataset.y_train, dataset.y_test, clients, seed, **parameters)
 
 
 @lru_cache(maxsize=1)

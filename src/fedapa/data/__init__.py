@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fedapa.data.datasets.sources import SOURCES, Dataset, SourceInfo, data_folder, fetch, is_present, load
     from fedapa.data.federated import ClientData, Federated, Split, federate, from_arrays, warnings
     from fedapa.data.inspect import bubble_plot, table
-    from fedapa.data.partition import RULES, Partition, fingerprint, label_counts, split
+    from fedapa.data.partitions.partition import Partition, fingerprint, label_counts
+    from fedapa.data.partitions.rules import RULES, split
 
 __all__ = [
     "RULES",
@@ -39,8 +40,9 @@ __all__ = [
 _HOME = {
     "federated": ("ClientData", "Federated", "Split", "federate", "from_arrays", "warnings"),
     "inspect": ("bubble_plot", "table"),
-    "partition": ("RULES", "Partition", "fingerprint", "label_counts", "split"),
-    "sources": ("SOURCES", "Dataset", "SourceInfo", "data_folder", "fetch", "is_present", "load"),
+    "partitions.partition": ("Partition", "fingerprint", "label_counts"),
+    "partitions.rules": ("RULES", "split"),
+    "datasets.sources": ("SOURCES", "Dataset", "SourceInfo", "data_folder", "fetch", "is_present", "load"),
 }
 
 

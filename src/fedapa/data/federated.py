@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedapa.data.datasets.sources import Dataset
-from fedapa.data.partition import Partition, check_fits, fingerprint_of
+from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
 from fedapa.errors import InputError
 from fedapa.streams import stream
 
