@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.config.load import check
-from fedapa.data.datasets import sources
+from fedapa.data import sources
 from fedapa.data.federated import Federated, federate
 from fedapa.data.partitions import rules
 from fedapa.data.sites import Sites, assemble

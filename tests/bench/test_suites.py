@@ -15,7 +15,7 @@ from fedapa.bench.end_to_end import Stopwatch, play
 from fedapa.bench.fixtures import How
 from fedapa.bench.numerics import agreement
 from fedapa.bench.side_by_side import Row, Spread, known
-from fedapa.data.datasets import sources
+from fedapa.data import sources
 from fedapa.methods.fedapa import FedAPA
 from fedapa.simulation import make_task
 from fedapa.training.engines.native import available

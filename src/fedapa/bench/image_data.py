@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedapa.data.datasets import sources
-from fedapa.data.datasets.sources import Dataset
+from fedapa.data import sources
+from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate
 from fedapa.data.partitions import rules
 

@@ -25,7 +25,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
     This is the only command that uses the network.
     """
-    from fedapa.data.datasets.sources import fetch as fetch_source
+    from fedapa.data.fetching import fetch as fetch_source
 
     path = fetch_source(name, data_dir, progress=sys.stderr.isatty())
     click.echo(f"{name} is in {path}")
@@ -135,8 +135,7 @@ def split(
     import json
 
     from fedapa.config.experiment import make_partition
-    from fedapa.data import inspect
-    from fedapa.data.datasets import sources
+    from fedapa.data import inspect, sources
     from fedapa.data.partitions.partition import fingerprint
     from fedapa.store import partition_file
 

@@ -58,7 +58,7 @@ def _extras() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from fedapa.data.datasets.sources import SOURCES, data_folder, is_present
+    from fedapa.data.sources import SOURCES, data_folder, is_present
 
     rows = [
         {"what": f"data {name}", "state": "present" if is_present(name) else "absent",

@@ -80,7 +80,7 @@ def _presets() -> list[dict[str, Any]]:
 
 
 def _datasets() -> list[dict[str, Any]]:
-    from fedapa.data.datasets.sources import SOURCES, is_present
+    from fedapa.data.sources import SOURCES, is_present
 
     return [
         {"name": name, "train": info.train, "test": info.test, "classes": info.classes,

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.data.datasets import sources
+from fedapa.data import sources
+from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate
 from fedapa.data.partitions import rules
 from fedapa.data.partitions.partition import Partition
@@ -217,9 +218,7 @@ def _load_data(text: str, seed: int) -> Federated:
     return federate(dataset, split, wanted.validation, seed)
 
 
-def make_partition(
-    rule: str, dataset: sources.Dataset, clients: int, seed: int, parameters: dict[str, float]
-) -> Partition:
+def make_partition(rule: str, dataset: Dataset, clients: int, seed: int, parameters: dict[str, float]) -> Partition:
     """Deal by a rule, or load a saved partition."""
     if rule.endswith(".npz"):
         return partition_file.load(Path(rule))
@@ -227,5 +226,5 @@ def make_partition(
 
 
 @lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: str | None) -> sources.Dataset:
+def _dataset(name: str, data_dir: str | None) -> Dataset:
     return sources.load(name, None if data_dir is None else Path(data_dir))

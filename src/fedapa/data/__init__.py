@@ -8,11 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapa.data.datasets.sources import SOURCES, Dataset, SourceInfo, data_folder, fetch, is_present, load
+    from fedapa.data.dataset import Dataset, SourceInfo
     from fedapa.data.federated import ClientData, Federated, Split, federate, from_arrays, warnings
+    from fedapa.data.fetching import fetch
     from fedapa.data.inspect import bubble_plot, table
     from fedapa.data.partitions.partition import Partition, fingerprint, label_counts
     from fedapa.data.partitions.rules import RULES, split
+    from fedapa.data.sources import SOURCES, data_folder, is_present, load
 
 __all__ = [
     "RULES",
@@ -38,11 +40,13 @@ __all__ = [
 ]
 
 _HOME = {
+    "dataset": ("Dataset", "SourceInfo"),
     "federated": ("ClientData", "Federated", "Split", "federate", "from_arrays", "warnings"),
+    "fetching": ("fetch",),
     "inspect": ("bubble_plot", "table"),
     "partitions.partition": ("Partition", "fingerprint", "label_counts"),
     "partitions.rules": ("RULES", "split"),
-    "datasets.sources": ("SOURCES", "Dataset", "SourceInfo", "data_folder", "fetch", "is_present", "load"),
+    "sources": ("SOURCES", "data_folder", "is_present", "load"),
 }
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedapa.data.datasets.sources import Dataset
+from fedapa.data.dataset import Dataset
 from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
 from fedapa.errors import InputError
 from fedapa.streams import stream

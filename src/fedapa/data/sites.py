@@ -19,6 +19,7 @@ from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set
 from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
+from fedapa.data.sources import SOURCES, locate
 from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
@@ -100,11 +101,11 @@ def described(sites: Sites, data_dir: Path | None = None) -> Sites:
     if sites.source is None:
         _check(sites)
         return sites
-    from fedapa.data.datasets.heart_disease import heart_disease
-
-    if sites.source != "heart-disease":
-        raise InputError(f"there are no sites called '{sites.source}'", "known is heart-disease; or name your files")
-    return heart_disease(sites, data_dir)
+    info = SOURCES.get(sites.source)
+    if info is None or info.describe is None:
+        known = " or ".join(name for name, known in SOURCES.items() if known.sites)
+        raise InputError(f"there are no sites called '{sites.source}'", f"known is {known}; or name your files")
+    return info.describe(sites, locate(info.name, data_dir))
 
 
 def read_source(name: str, data_dir: Path | None = None) -> dict[str, int]:

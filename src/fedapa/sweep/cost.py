@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.data.datasets.sources import source
+from fedapa.data.sources import source
 from fedapa.errors import InputError
 
 # Seconds of a round beside Local's: CIFAR-10, LeNet-5, 20 clients, native engine, one core.
