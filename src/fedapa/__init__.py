@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedapa.methods.local_only import LocalOnly
     from fedapa.methods.method import Method, hyper
     from fedapa.training.local import Local
-    from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+    from fedapa.training.settings import Training
+    from fedapa.training.task import Batch, Task, cross_entropy, proximal
 
 # Names are looked up on first use, so that `import fedapa` costs nothing and the command line starts fast.
 _HOMES = {
@@ -34,7 +35,8 @@ _HOMES = {
     "fedapa.methods.local_only": ("LocalOnly",),
     "fedapa.methods.method": ("Method", "hyper"),
     "fedapa.training.local": ("Local",),
-    "fedapa.training.task": ("Batch", "Task", "Training", "cross_entropy", "proximal"),
+    "fedapa.training.settings": ("Training",),
+    "fedapa.training.task": ("Batch", "Task", "cross_entropy", "proximal"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

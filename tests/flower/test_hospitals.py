@@ -14,7 +14,8 @@ from fedapa.config import presets
 from fedapa.config.experiment import lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
-from fedapa.data.sites import Sites, described
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import described
 from fedapa.data.sources import is_present
 from fedapa.errors import RunError
 from fedapa.federation.kit import Kit, write_kit

@@ -11,7 +11,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedprox import FedProx, pull
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task, cross_entropy, proximal
 
 torch.set_num_threads(1)
 

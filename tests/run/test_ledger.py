@@ -12,7 +12,8 @@ import torch
 from toy import TESTS, Toy, play, rights, toy_data
 
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import Plan, RoundLog
+from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_plan import Plan
 from fedapa.store import run_db, run_folder
 
 COLUMNS = {

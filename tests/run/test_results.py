@@ -19,7 +19,7 @@ from fedapa.analysis import run_results
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.errors import InputError
 from fedapa.rounds.evaluation import Summary
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 
 ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}
 

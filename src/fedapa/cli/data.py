@@ -53,7 +53,7 @@ def inspect(
     A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine; what was
     found is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
     """
-    from fedapa.data.sites import Sites
+    from fedapa.data.site_description import Sites
     from fedapa.errors import InputError
 
     if group and time:

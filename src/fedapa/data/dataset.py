@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from fedapa.data.sites import Sites
+    from fedapa.data.site_description import Sites
 
     Bytes = npt.NDArray[np.uint8]
     Labels = npt.NDArray[np.int64]

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,11 @@ import torch
 
 from fedapa.data import schema as schemas
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside
-from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
+from fedapa.data.site_description import Sites
 from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
 from fedapa.data.sources import SOURCES, locate
-from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
+from fedapa.data.splits import equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
 from fedapa.streams import stream
@@ -28,32 +28,6 @@ from fedapa.streams import stream
 Labels = npt.NDArray[np.int64]
 Arrays = npt.NDArray[Any]
 FEWEST_OF_A_CLASS = 2
-
-
-@dataclass(frozen=True)
-class Sites:
-    """Where the data is and what its columns mean; the words of a config's section [sites]."""
-
-    files: Mapping[str, str] = field(default_factory=dict)  # name of the site: file or folder
-    source: str | None = None  # a built-in set of sites instead
-    site_column: str | None = None
-    label: str = "label"
-    classes: Mapping[str, Sequence[str]] | None = None
-    drop: Sequence[str] = ()
-    categories: Sequence[str] = ()
-    missing: Sequence[str] = MISSING
-    missing_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    header: Sequence[str] = ()
-    encoding: str = "utf-8"
-    image_column: str | None = None
-    image_size: tuple[int, int] | None = None
-    split: Rule = "stratified"
-    split_column: str | None = None
-    test: float = 0.25
-    validation: float = 0.0
-    scaling: Literal["local", "federated"] = "local"
-    duplicates: Literal["together", "keep", "refuse"] = "together"
-    schema_file: str | None = None  # an agreed schema.json
 
 
 class Own(NamedTuple):

@@ -17,7 +17,7 @@ from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
 from fedapa.federation.messages import DTYPES, Description, Terms
 from fedapa.federation.registry import Enrolled
-from fedapa.federation.remote_transport import POLL, RemoteTransport, RetryPolicy, Session, SessionLost
+from fedapa.federation.remote_transport import POLL, RemoteTransport, Session, SessionLost
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
@@ -47,9 +47,7 @@ def play_over(
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
     like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
     tests = [(found.test, found.validation) for found in described]
-    transport = RemoteTransport(
-        session, terms, lambda: places(members(), transport.terms.names), patience(config), tests
-    )
+    transport = RemoteTransport(session, terms, lambda: places(members(), transport.terms.names), wanted, tests)
     meta = {
         "label": config.methods[0],
         "seed": str(plan.seed),
@@ -65,14 +63,6 @@ def play_over(
     return play(
         method, task, transport, plan, begin, like, rows, folder, meta, run.checkpoint_every, progress,
         run.mmap_above_mb, gate,
-    )  # fmt: skip
-
-
-def patience(config: Config) -> RetryPolicy:
-    f = config.federation
-    return RetryPolicy(
-        f.round_timeout, f.rejoin, f.retries, f.min_replies, f.quorum_timeout, f.quarantine_after,
-        f.max_upload_mb * 2**20,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
-from fedapa.data.sites import Own, Sites, described
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import entry
@@ -119,7 +120,7 @@ def agreed_schema(config: Config) -> Schema:
 
 def sites_of(config: Config) -> Sites:
     assert config.sites is not None
-    return Sites(**config.sites.model_dump(mode="python"))
+    return config.sites
 
 
 def data_dir_of(config: Config) -> Path | None:

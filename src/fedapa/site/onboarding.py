@@ -23,7 +23,8 @@ from fedapa.config.load import settings_of
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
-from fedapa.data.sites import Own, Sites, described
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, described
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError, RunError
 from fedapa.methods.catalogue import entry

@@ -24,8 +24,8 @@ from fedapa.analysis.personalized_model import probabilities
 from fedapa.core.tree import Tree, digest
 from fedapa.data import schema as schemas
 from fedapa.data.schema import Schema
+from fedapa.data.site_description import Sites
 from fedapa.data.site_images import KINDS, paths_beside, read_images
-from fedapa.data.sites import Sites
 from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make

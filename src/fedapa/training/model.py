@@ -14,18 +14,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapa.errors import InputError
+from fedapa.training.settings import HEAD, Buffers
 
-Buffers = Literal["shared", "private"]
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 Model = str | nn.Module | Callable[..., nn.Module]  # by name, with weights of its own, or made by a class or function
-HEAD = "head"
 HOW = "write it as (shape, classes) -> nn.Module"
 
 

@@ -21,7 +21,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,7 +189,7 @@ def _check_legal(config: Config, name: str, space: Space) -> None:
         for value in dimension.values if isinstance(dimension, Choices) else dimension[:2]:
             said = f"the search space of {name}, {key}={dimension}"
             own = {name: table(config, name, {key: value})}
-            check({"methods": [name], "method": own, "training": config.training.model_dump()}, name=said)
+            check({"methods": [name], "method": own, "training": asdict(config.training)}, name=said)
 
 
 def table(config: Config, name: str, settings: Settings) -> dict[str, Any]:

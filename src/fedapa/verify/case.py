@@ -16,12 +16,13 @@ from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.methods.method import Method, Schedule
 from fedapa.rounds import loop
-from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
-from fedapa.training.engines.choice import Engine
 from fedapa.training.local import Local
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Engine, Training
+from fedapa.training.task import Task
 
 Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3

@@ -14,7 +14,7 @@ from fedapa.data.dataset import Layout, SourceInfo
 from fedapa.data.download import Download
 
 if TYPE_CHECKING:
-    from fedapa.data.sites import Sites
+    from fedapa.data.site_description import Sites
 
 HEADER = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num"
 CODES = ("sex", "cp", "fbs", "restecg", "exang", "slope", "thal")
