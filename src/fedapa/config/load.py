@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -16,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from fedapa.config import presets
 from fedapa.config.sections import Config
-from fedapa.errors import InputError
+from fedapa.errors import InputError, did_you_mean
 from fedapa.methods.catalogue import METHODS, is_known, recipe_training
 from fedapa.training.settings import Training
 
@@ -119,9 +118,8 @@ def _text(source: str) -> tuple[str, str]:
             raise InputError(f"cannot read {source}: {error}") from None
     if source in presets.names():
         return presets.text(source), f"preset {source}"
-    close = get_close_matches(source, presets.names(), 1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(f"no file and no preset is called {source!r}", f"{hint}`fedapa ls presets` lists them")
+    hint = f"{did_you_mean(source, presets.names(), '')} `fedapa ls presets` lists them".strip()
+    raise InputError(f"no file and no preset is called {source!r}", hint)
 
 
 def _change(change: str) -> Change:
@@ -150,7 +148,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
     known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
     for k, method in enumerate(config.methods):
         if method not in known and not is_known(method):
-            hint = _did_you_mean(method, known)
+            hint = did_you_mean(method, known, f"choose one of {', '.join(known)}")
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
         if not re.fullmatch(r"\w[\w.+@-]*", method):
@@ -159,7 +157,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
         if not is_known(base):
-            hint = _did_you_mean(base, METHODS)
+            hint = did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
             spot = (*path, "base") if method != base else path
             raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)
         _check_training(config, method, text, name, origin)
@@ -196,17 +194,11 @@ def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, s
         raise _located(text, name, origin, ("attack", "clients"), error.message, error.hint) from None
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
-
-
 def _explain(error: ErrorDetails, path: Path_) -> tuple[str, str]:
     where = ".".join(str(step) for step in path)
     if error["type"] in UNKNOWN_KEY:
         legal = _legal_keys(path[:-1])
-        close = get_close_matches(str(path[-1]), legal, 1)
-        return f"unknown key {where}", f"did you mean {close[0]}?" if close else f"legal here: {', '.join(legal)}"
+        return f"unknown key {where}", did_you_mean(str(path[-1]), legal, f"legal here: {', '.join(legal)}")
     said = error["msg"].removeprefix("Value error, ")
     said = "it must be a table" if error["type"] in NO_TABLE else said[0].lower() + said[1:]
     return f"{where} is {error['input']!r}: {said}", "`fedapa cp PRESET FILE` writes a complete example"

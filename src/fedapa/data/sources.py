@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedapa.data import datasets
 from fedapa.data.dataset import Dataset, Layout, SourceInfo
-from fedapa.errors import InputError
+from fedapa.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from fedapa.data.dataset import Examples
@@ -57,9 +56,8 @@ def _read(info: SourceInfo, layout: Layout, folder: Path, files: Sequence[str], 
 def source(name: str) -> SourceInfo:
     if name in SOURCES:
         return SOURCES[name]
-    close = difflib.get_close_matches(name, SOURCES, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known data sets: {', '.join(SOURCES)}"
-    raise InputError(f"there is no data set called '{name}'", hint=hint)
+    hint = did_you_mean(name, SOURCES, f"known data sets: {', '.join(SOURCES)}")
+    raise InputError(f"there is no data set called '{name}'", hint)
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:

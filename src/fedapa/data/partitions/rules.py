@@ -1,6 +1,5 @@
 """The list of partition rules, and `split`, which applies one of them by name."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +19,7 @@ from fedapa.data.partitions.split_request import (
     SplitRequest,
     make_request,
 )
-from fedapa.errors import InputError
+from fedapa.errors import InputError, did_you_mean
 
 T = TypeVar("T")
 
@@ -85,6 +84,5 @@ def split(
 def _known(name: str, known: Mapping[str, T], what: str) -> T:
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    hint = did_you_mean(name, known, f"known: {', '.join(known)}")
     raise InputError(f"there is no {what} called '{name}'", hint=hint)
