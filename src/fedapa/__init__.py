@@ -41,10 +41,28 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Batch", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method", "RunError",
-    "Task", "Training", "cross_entropy", "fit", "from_arrays", "from_datasets",
-    "from_files", "hyper", "load", "make", "proximal",
-]  # fmt: skip
+    "Batch",
+    "FedAPA",
+    "FedAvg",
+    "FedapaError",
+    "Federated",
+    "InputError",
+    "Local",
+    "LocalOnly",
+    "Method",
+    "RunError",
+    "Task",
+    "Training",
+    "cross_entropy",
+    "fit",
+    "from_arrays",
+    "from_datasets",
+    "from_files",
+    "hyper",
+    "load",
+    "make",
+    "proximal",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -349,9 +349,13 @@ def _fitted(
 
 
 def _federated(
-    sites: Sites, found: Mapping[str, Material], codes: Mapping[str, Labels], tests: Mapping[str, Mask],
-    fitted: Mapping[str, Schema], seed: int,
-) -> Federated:  # fmt: skip
+    sites: Sites,
+    found: Mapping[str, Material],
+    codes: Mapping[str, Labels],
+    tests: Mapping[str, Mask],
+    fitted: Mapping[str, Schema],
+    seed: int,
+) -> Federated:
     inputs = {name: _inputs(fitted[name], material) for name, material in found.items()}
     parts, held = [], {}
     for name in found:

@@ -201,9 +201,16 @@ class RemoteTransport:
         standing, i = self.standings[request.client], request.client
         keep_from = min(tags[i] for tags in self._safe) if len(self._safe) == self._safe.maxlen else 0
         ask = TrainRequest(
-            self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
-            standing.accepted, standing.digest, keep_from,
-        )  # fmt: skip
+            self.terms.names[i],
+            i,
+            request.round,
+            request.train,
+            request.evaluate,
+            request.evaluate_last,
+            standing.accepted,
+            standing.digest,
+            keep_from,
+        )
         records = {"terms": messages.write(self.terms), "ask": messages.write(ask)}
         seconds = self.policy.round_timeout + self.policy.rejoin
         return Outgoing(place, "train", records, {"down": request.down()}, seconds, str(request.round + 1))

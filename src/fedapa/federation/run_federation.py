@@ -61,9 +61,20 @@ def play_over(
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
     return play(
-        method, task, transport, plan, begin, like, rows, folder, meta, run.checkpoint_every, progress,
-        run.mmap_above_mb, gate,
-    )  # fmt: skip
+        method,
+        task,
+        transport,
+        plan,
+        begin,
+        like,
+        rows,
+        folder,
+        meta,
+        run.checkpoint_every,
+        progress,
+        run.mmap_above_mb,
+        gate,
+    )
 
 
 def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:
@@ -85,9 +96,16 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     if engine in ("auto", "vmap"):
         engine = "native" if engine == "auto" and all(d.native for d in found) else "torch"
     terms = Terms(
-        secrets.token_hex(16), text, [d.site for d in found], [d.train for d in found], engine, first.classes,
-        first.shape, first.mean, first.std,
-    )  # fmt: skip
+        secrets.token_hex(16),
+        text,
+        [d.site for d in found],
+        [d.train for d in found],
+        engine,
+        first.classes,
+        first.shape,
+        first.mean,
+        first.std,
+    )
     return Agreement(terms, found, [0] * len(found), [NEVER] * len(found))
 
 

@@ -136,11 +136,20 @@ class Site:
         labels = torch.bincount(mine.train.y).nonzero().flatten().tolist()
         held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
-            self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
-            list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
-            list(map(float, data.mean)), list(map(float, data.std)), labels, fingerprint,
+            self.name,
+            "",
+            len(mine.train.y),
+            len(mine.test.y),
+            held,
+            data.classes,
+            list(data.shape),
+            str(mine.train.x.dtype).removeprefix("torch."),
+            list(map(float, data.mean)),
+            list(map(float, data.std)),
+            labels,
+            fingerprint,
             native_kernel(split, data) is not None,
-        )  # fmt: skip
+        )
 
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
         """Do what is asked. The new state is on the disk before the upload is on its way."""

@@ -146,10 +146,20 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     }
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(
-        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
-        tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
+        client.name,
+        config.methods[0],
+        known.title,
+        known.stays,
+        known.up,
+        parts.plan.rounds,
+        trained,
+        tested,
+        own,
+        shares,
+        names,
+        privacy_of(parts.method, parts.plan.rounds),
         settings_text(config),
-    )  # fmt: skip
+    )
 
 
 def _write_held_out(out: Path, own: Own, i: int, schema: Schema, p: statistics.Floats) -> None:

@@ -108,9 +108,14 @@ def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
 
 
 def _join(
-    method: Method, task: Task, point: Checkpoint, client: ClientData, seed: int, rounds: int,
+    method: Method,
+    task: Task,
+    point: Checkpoint,
+    client: ClientData,
+    seed: int,
+    rounds: int,
     told: Callable[[int], None] | None,
-) -> tuple[Tree, Record]:  # fmt: skip
+) -> tuple[Tree, Record]:
     server, i = method.admit(task, point.state.server), task.clients - 1
     keeps_rows = any(server[name].shape != leaf.shape for name, leaf in point.state.server.items())
     record = Record(method.init(task, seed)[1], {})
@@ -149,17 +154,37 @@ def _mean(task: Task, point: Checkpoint) -> Tree:
 
 
 def _write(
-    run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, accuracy: dict[str, Interval],
-    area: dict[str, Interval], weights: dict[str, float], rounds: int, flaw: str,
-) -> Path:  # fmt: skip
+    run: Path,
+    out: Path,
+    parts: Parts,
+    own: Own,
+    task: Task,
+    state: Tree,
+    accuracy: dict[str, Interval],
+    area: dict[str, Interval],
+    weights: dict[str, float],
+    rounds: int,
+    flaw: str,
+) -> Path:
     config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
     base, settings = settings_of(config, config.methods[0])
     trained, tested = (part.y.bincount(minlength=own.data.classes).tolist() for part in (client.train, client.test))
     known, scores = entry(base), {"accuracy": accuracy["onboarded"], "auc": area["onboarded"]}
     facts = Facts(
-        client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
-        tested, scores, weights, task.names, privacy_of(parts.method, rounds), flaw=flaw,
-    )  # fmt: skip
+        client.name,
+        config.methods[0],
+        f"{known.title}, joined later,",
+        known.stays,
+        known.up,
+        rounds,
+        trained,
+        tested,
+        scores,
+        weights,
+        task.names,
+        privacy_of(parts.method, rounds),
+        flaw=flaw,
+    )
     card = write_card(facts, schema, [])
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
     about = {"rounds": rounds, "seed": parts.plan.seed, "data": parts.data.name}

@@ -98,9 +98,18 @@ def _lines(table: Table) -> list[str]:
 
 
 def write_model(
-    folder: Path, site: str, base: str, settings: Mapping[str, Any], model: Mapping[str, str], task: Task, state: Tree,
-    schema: Schema, sites: Sites, card: str, facts: Mapping[str, Any],
-) -> Path:  # fmt: skip
+    folder: Path,
+    site: str,
+    base: str,
+    settings: Mapping[str, Any],
+    model: Mapping[str, str],
+    task: Task,
+    state: Tree,
+    schema: Schema,
+    sites: Sites,
+    card: str,
+    facts: Mapping[str, Any],
+) -> Path:
     """All four files; what is there already is replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +118,17 @@ def write_model(
     kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
     save_file(kept, folder / TENSORS)
     about = {
-        "format": FORMAT, "site": site, "method": {"name": base, "settings": dict(settings)}, "model": dict(model),
-        "classes": list(schema.class_names), "shape": list(schema.shape or (len(schema.inputs),)),
-        "mean": list(task.mean), "std": list(task.std), "digest": digest(kept), **facts,
-    }  # fmt: skip
+        "format": FORMAT,
+        "site": site,
+        "method": {"name": base, "settings": dict(settings)},
+        "model": dict(model),
+        "classes": list(schema.class_names),
+        "shape": list(schema.shape or (len(schema.inputs),)),
+        "mean": list(task.mean),
+        "std": list(task.std),
+        "digest": digest(kept),
+        **facts,
+    }
     write_json(folder / ABOUT, about)
     reading = {key: value for key in READING if (value := getattr(sites, key)) is not None}
     write_json(folder / PREPARATION, {"schema": schemas.to_json(schema), "reading": _plain(reading)})

@@ -148,9 +148,14 @@ def _model(images: bool) -> nn.Sequential:
         torch.manual_seed(5)
         if images:
             return nn.Sequential(
-                nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(),
+                nn.Conv2d(1, 4, 5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16, 12),
+                nn.ReLU(),
                 nn.Linear(12, CLASSES),
-            )  # fmt: skip
+            )
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, CLASSES))
 
 
