@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fedapa.methods.method import Claims, Method, Role, hyper
     from fedapa.training.local import Local
     from fedapa.training.objective import Classification, Objective, Regression
-    from fedapa.training.task import Batch, Task, Training, proximal, task_loss
+    from fedapa.training.settings import Training
+    from fedapa.training.task import Batch, Task, proximal, task_loss
 
 # Names are looked up on first use, so that `import fedapa` costs nothing and the command line starts fast.
 _HOMES = {
@@ -38,15 +39,40 @@ _HOMES = {
     "fedapa.core.scores": ("Score",),
     "fedapa.training.local": ("Local",),
     "fedapa.training.objective": ("Classification", "Objective", "Regression"),
-    "fedapa.training.task": ("Batch", "Task", "Training", "task_loss", "proximal"),
+    "fedapa.training.settings": ("Training",),
+    "fedapa.training.task": ("Batch", "Task", "proximal", "task_loss"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Batch", "Claims", "Classification", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local",
-    "LocalOnly", "Method", "Objective", "Regression", "Role", "RunError", "Score", "Task", "Training", "fit",
-    "from_arrays", "from_datasets", "from_files", "hyper", "load", "make", "proximal", "task_loss",
-]  # fmt: skip
+    "Batch",
+    "Claims",
+    "Classification",
+    "FedAPA",
+    "FedAvg",
+    "FedapaError",
+    "Federated",
+    "InputError",
+    "Local",
+    "LocalOnly",
+    "Method",
+    "Objective",
+    "Regression",
+    "Role",
+    "RunError",
+    "Score",
+    "Task",
+    "Training",
+    "fit",
+    "from_arrays",
+    "from_datasets",
+    "from_files",
+    "hyper",
+    "load",
+    "make",
+    "proximal",
+    "task_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

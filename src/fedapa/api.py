@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedapa.config.load import check
-from fedapa.data import partition as partitions
-from fedapa.data.datasets import sources
+from fedapa.data import sources
 from fedapa.data.federated import Federated, federate, strata
-from fedapa.data.sites import Sites, assemble
+from fedapa.data.partitions import rules
+from fedapa.data.sites import assemble
 from fedapa.methods.catalogue import METHODS, make, recipe_training
 from fedapa.methods.method import Method, Schedule
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Progress, Result, make_task, simulate
 from fedapa.store.provenance import digest
 from fedapa.store.run_folder import kept_engine, make_folder
-from fedapa.training.engines.choice import Engine
-from fedapa.training.model import HEAD, Buffers, Model
+from fedapa.training.model import Model
 from fedapa.training.objective import Classification, Objective, make_objective
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import HEAD, Buffers, Engine
+from fedapa.training.task import Task
 
 
 def load(
@@ -35,7 +35,7 @@ def load(
 ) -> Federated:
     """A shipped data set, dealt to clients: ``load("cifar10", "dirichlet", 20, alpha=0.1)``."""
     dataset = sources.load(source, None if data_dir is None else Path(data_dir))
-    split = partitions.split(partition, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
+    split = rules.split(partition, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
     return federate(dataset, split, validation, seed)
 
 
@@ -54,18 +54,17 @@ def from_files(
     named = {name: str(file) for name, file in named.items()} if isinstance(named, dict) else named
     checked = check({"sites": {"files": named, **words}}, name="from_files").sites
     assert checked is not None
-    sites = Sites(**checked.model_dump(), target=target)
-    return assemble(sites, seed, None if data_dir is None else Path(data_dir)).data
+    return assemble(checked, seed, None if data_dir is None else Path(data_dir), target=target).data
 
 
 def fit(
     method: Method | str,
     data: Federated,
     model: Model = "lenet5",
-    rounds: int = 50,
+    rounds: int = Plan.rounds,
     *,
     seed: int = 0,
-    participation: float | Sequence[float] = (0.6, 1.0),
+    participation: float | Sequence[float] = Plan.participation,
     schedule: Schedule | None = None,
     head: str = HEAD,
     buffers: Buffers = "shared",
@@ -92,7 +91,7 @@ def fit(
     engine = engine if out is None else kept_engine(engine, Path(out))
     aim = make_objective(objective) if isinstance(objective, str) else objective
     data = data if aim is None else data.with_target(aim.target)
-    task = make_task(data, model, Training(**checked.model_dump()), rounds, head, buffers, engine, (low, high), aim)
+    task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}

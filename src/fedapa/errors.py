@@ -1,5 +1,7 @@
 """The two kinds of failure a user meets; everything else is a bug and may show a traceback."""
 
+from collections.abc import Iterable
+
 
 class FedapaError(Exception):
     """One line that says what is wrong and where, and a hint that says what to do next."""
@@ -22,3 +24,15 @@ class RunError(FedapaError, RuntimeError):
     """The request was fine and the run failed all the same: a full disk, no network, divergence."""
 
     exit_code = 1
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that this one resembles most, if it resembles any."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(known), 1)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint for a word that is not known; ``otherwise`` where it resembles none that is."""
+    return f"did you mean {close}?" if (close := closest(word, known)) else otherwise

@@ -18,17 +18,19 @@ from fedapa.methods.method import Method, Role, named
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.rounds import loop
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, summarise
-from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.loop import RoundLog, State
 from fedapa.rounds.membership import Gate
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, Room
 from fedapa.rounds.transport import InProcess, Record, Transport
 from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
-from fedapa.training.engines.choice import Engine, one_thread, with_engine
-from fedapa.training.model import HEAD, Buffers, Model, build_model
+from fedapa.training.engines.choice import one_thread, with_engine
+from fedapa.training.model import Model, build_model
 from fedapa.training.objective import Classification, Objective, Regression
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import HEAD, Buffers, Engine, Training
+from fedapa.training.task import Task
 from fedapa.version import NUMERICS
 
 Progress = Callable[[RoundLog], None]

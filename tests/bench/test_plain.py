@@ -9,7 +9,8 @@ from torch.nn.utils import parameters_to_vector
 from fedapa.bench import image_data, plain
 from fedapa.bench.end_to_end import PlainRun
 from fedapa.bench.fixtures import Bed, dense_flops, make_bed, network
-from fedapa.rounds.loop import Plan, draw
+from fedapa.rounds.loop import draw
+from fedapa.rounds.round_plan import Plan
 from fedapa.training.engines.native import available
 from fedapa.training.local import count_correct
 from fedapa.training.task import task_loss

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from command import Call
 from fedapa.bench import image_data, suites
@@ -15,9 +16,12 @@ from fedapa.bench.end_to_end import Stopwatch, play
 from fedapa.bench.fixtures import How
 from fedapa.bench.numerics import agreement
 from fedapa.bench.side_by_side import Row, Spread, known
-from fedapa.data.datasets import sources
+from fedapa.bench.vmap_rounds import Workload, workloads
+from fedapa.data import sources
 from fedapa.methods.fedapa import FedAPA
-from fedapa.simulation import make_task
+from fedapa.rounds.round_plan import Plan
+from fedapa.simulation import make_task, simulate
+from fedapa.training.engines.choice import GAIN
 from fedapa.training.engines.native import available
 from maker import load_maker
 
@@ -45,6 +49,31 @@ def test_one_quick_suite_from_end_to_end(fedapa: Call, maker: ModuleType, tmp_pa
         assert row["holds"] is None  # tiny sizes prove nothing
     assert found["machine"]["cores"] >= 1
     assert "Training one client" in maker.page(found, "found.json")
+
+
+def test_the_vmap_engine_is_measured_where_auto_may_choose_it(fedapa: Call, maker: ModuleType) -> None:
+    answer = fedapa("bench", "--quick", "--only", "vmap", "--format", "json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    tables, digits, images = found["rows"]
+    assert [row["target"] for row in found["rows"]] == [GAIN, GAIN, None]
+    for row in (tables, digits):
+        assert set(row["detail"]["milliseconds"]) == {"torch", "vmap"}
+        assert row["detail"]["engine of auto"] in ("torch", "vmap")
+    assert ("native" in images["detail"]["milliseconds"]) == available()[0]
+    assert "Many small clients" in maker.page(found, "found.json")
+
+
+@pytest.mark.parametrize("workload", workloads(How(quick=True)), ids=lambda workload: workload.model)
+def test_the_engines_of_a_vmap_row_train_the_same(workload: Workload) -> None:
+    """A ratio means something only if both ways do the same work."""
+    ends = []
+    for engine in ("torch", "vmap"):
+        task = make_task(workload.data, workload.model, engine=engine)
+        ends.append(simulate(FedAPA(), task, workload.data, Plan(1, (1.0, 1.0))))
+        assert task.engine == engine
+    for one, other in zip(ends[0].records, ends[1].records, strict=True):
+        assert all(torch.allclose(one.state[k], other.state[k], atol=1e-4) for k in one.state)
 
 
 def test_unknown_suites_are_refused(fedapa: Call) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import fedapa as fa
 from command import SMALL
 from fedapa.config import presets
 from fedapa.config.experiment import Parts, assemble, attack_of, lay_out, read_config, single
 from fedapa.config.load import check, dump, load, settings_of, training_of
 from fedapa.config.sections import Config
+from fedapa.data.site_description import Sites
 from fedapa.errors import InputError
-from fedapa.training.task import Training
+from fedapa.rounds.round_plan import Plan
+from fedapa.training.settings import Training
 
 
 def mistake(tmp_path: Path, text: str, *changes: str) -> InputError:
@@ -343,3 +347,17 @@ def test_an_attack_is_kept_in_the_config_and_its_clients_are_drawn_by_the_seed(t
     assert len(set(found)) > 2
     assert attack_of(load(str(path), ["attack.clients=[3]"]), 4, 0).clients == (3,)  # type: ignore[union-attr]
     assert attack_of(load("demo"), 4, 0) is None
+
+
+def test_the_defaults_of_run_are_those_of_a_plan() -> None:
+    words = inspect.signature(fa.fit).parameters
+    for name in ("rounds", "participation", "schedule", "evaluate_every"):
+        assert getattr(Config().run, name) == getattr(Plan(), name)
+    for name in ("rounds", "participation"):
+        assert words[name].default == getattr(Plan(), name)
+
+
+def test_a_section_that_others_use_is_their_own_class() -> None:
+    config = check({"training": {"lr": 0.5}, "sites": {"files": ["a.csv"], "drop": ["id"]}})
+    assert config.training == Training(lr=0.5)
+    assert config.sites == Sites({"a": "a.csv"}, drop=("id",))

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.datasets.sources import SOURCES, SourceInfo
+from fedapa.data.dataset import SourceInfo
+from fedapa.data.sources import SOURCES
 
 RNG = np.random.default_rng(0)
 

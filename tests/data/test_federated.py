@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapa.data.datasets.sources import Dataset, load
+from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate, from_arrays, from_datasets, set_aside, warnings
-from fedapa.data.partition import Partition, fingerprint, split
+from fedapa.data.partitions.partition import Partition, fingerprint
+from fedapa.data.partitions.rules import split
+from fedapa.data.sources import load
 from fedapa.errors import InputError
 
 Client = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.datasets.download import Download
-from fedapa.data.datasets.sources import SOURCES, fetch, is_present, load
+from fedapa.data.download import Download
+from fedapa.data.fetching import fetch
+from fedapa.data.sources import SOURCES, is_present, load
 from fedapa.errors import InputError, RunError
 
 from . import files

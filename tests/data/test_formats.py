@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.datasets.file_formats import read_cifar_binary, read_cifar_python, read_idx
+from fedapa.data.datasets.cifar import read_cifar_binary, read_cifar_python
+from fedapa.data.datasets.fashion_mnist import read_idx
 from fedapa.errors import InputError
 
 from . import files

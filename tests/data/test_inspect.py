@@ -3,10 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.datasets.sources import load
 from fedapa.data.federated import federate
 from fedapa.data.inspect import bubble_plot, table
-from fedapa.data.partition import Partition, split
+from fedapa.data.partitions.partition import Partition
+from fedapa.data.partitions.rules import split
+from fedapa.data.sources import load
 from fedapa.errors import InputError, RunError
 
 Y_TRAIN, Y_TEST = np.array([0, 0, 0, 1, 2, 2]), np.array([0, 1, 2])

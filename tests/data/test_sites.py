@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedapa.data.datasets.sources import SOURCES, fetch, is_present, load
-from fedapa.data.sites import Own, Sites, assemble, read_source
+from fedapa.data.fetching import fetch
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, assemble, read_source
+from fedapa.data.sources import SOURCES, is_present, load
 from fedapa.data.splits import by_group, by_time, equal_rows, kept_together
 from fedapa.errors import InputError
 

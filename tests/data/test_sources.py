@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.datasets import readers
-from fedapa.data.datasets.sources import SOURCES, data_folder, is_present, load
+import fedapa.data
+from fedapa.data import datasets, sources
+from fedapa.data.datasets import digits
+from fedapa.data.sources import SOURCES, data_folder, is_present, load
 from fedapa.errors import InputError
 
 from . import files
@@ -25,7 +27,7 @@ def test_digits_are_complete_scaled_and_split_by_a_fixed_rule() -> None:
 
 
 def test_rank_in_class_by_hand() -> None:
-    assert readers.rank_in_class(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert digits.rank_in_class(np.array([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_the_registry_describes_what_load_returns() -> None:
@@ -128,10 +130,45 @@ def test_the_data_folder_is_argument_then_environment_then_cache(monkeypatch: py
 
 
 def test_importing_the_package_is_light() -> None:
-    modules = "fedapa.data, fedapa.data.datasets.sources, fedapa.data.partition, fedapa.data.inspect"
+    modules = "fedapa.data, fedapa.data.sources, fedapa.data.partitions.rules, fedapa.data.inspect"
     heavy = "{'torch', 'sklearn', 'matplotlib', 'pooch', 'requests'}"
     code = f"import sys, {modules}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_listing_needs_no_arrays() -> None:
+    code = "import sys; from fedapa.data.sources import SOURCES; assert SOURCES; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+NEW_DATASET = """
+from fedapa.data.dataset import SourceInfo
+
+
+def stripes():
+    import numpy as np
+
+    y = np.arange(6) % 2
+    x = np.broadcast_to(255 * y[:, None, None, None], (6, 1, 4, 4)).astype(np.uint8)
+    return (x[:4], y[:4]), (x[4:], y[4:])
+
+
+DATASETS = (SourceInfo("stripes", "black or white", 4, 2, ("black", "white"), (1, 4, 4), examples=stripes),)
+"""
+
+
+def test_a_new_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stripes.py").write_text(NEW_DATASET)
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path)])
+    monkeypatch.setattr(sources, "SOURCES", sources._listed())
+    monkeypatch.delitem(sys.modules, "fedapa.data.datasets.stripes")
+    assert list(sources.SOURCES) == ["stripes", *SOURCES]  # the smallest images come first
+    assert load("stripes").y_train.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("name", fedapa.data.__all__)
+def test_every_public_name_of_the_package_is_there(name: str) -> None:
+    assert getattr(fedapa.data, name)
 
 
 @pytest.mark.parametrize("name", ["fmnist", "cifar10", "cifar100"])

@@ -14,11 +14,12 @@ from fedapa.config.load import check, dump
 from fedapa.core.tree import digest
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.messages import Outgoing, Terms
-from fedapa.federation.remote_transport import Node, RemoteTransport, RetryPolicy, SessionLost
+from fedapa.federation.remote_transport import Node, RemoteTransport, SessionLost
 from fedapa.federation.site_agent import Agreed, agree, shared_data
 from fedapa.rounds import loop
 from fedapa.rounds.loop import RoundLog
 from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Result, play, simulate
 from fedapa.store.checkpoint import from_record
@@ -125,11 +126,11 @@ class Clock:
         self.now += seconds
 
 
-def grid(session: Direct, terms: Terms, patience: RetryPolicy | None = None) -> RemoteTransport:
+def grid(session: Direct, terms: Terms, policy: SitePolicy | None = None) -> RemoteTransport:
     clock = Clock()
     places = [100 + k for k in range(len(terms.names))]
     scores = agree(terms).task.objective.scores
-    return RemoteTransport(session, terms, lambda: places, patience, None, scores, clock, clock.sleep)
+    return RemoteTransport(session, terms, lambda: places, policy, None, scores, clock, clock.sleep)
 
 
 def over_grid(

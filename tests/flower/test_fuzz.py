@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
-from fedapa.federation.remote_transport import RetryPolicy
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
+from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.upload_limits import Limits
 from fedapa.transports.flower.serialization import pack, unpack
 
@@ -70,8 +70,9 @@ def trains(message):
     return message.content["ask"]["train"]
 
 
-def run(terms, agreed, begin, like, session, patience=None):
-    transport = grid(session, terms, patience or RetryPolicy(round_timeout=1, quarantine_after=10**9, most_bytes=10**6))
+def run(terms, agreed, begin, like, session, policy=None):
+    usual = SitePolicy(round_timeout=1, quarantine_after=10**9, max_upload_mb=10**6 / 2**20)
+    transport = grid(session, terms, policy or usual)
     logs = []
     state = loop.run(*agreed[:2], transport, agreed.plan, begin[0], like, lambda log, _: logs.append(log))
     return state, logs, transport
@@ -293,7 +294,7 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
             )
 
     session = Poisoned(make_sites(tmp_path))
-    _, logs, transport = run(terms, agreed, begin, like, session, RetryPolicy(quarantine_after=2, rejoin=1))
+    _, logs, transport = run(terms, agreed, begin, like, session, SitePolicy(quarantine_after=2, rejoin=1))
     assert [len(log.events) for log in logs[:2]] == [1, 1]
     assert "client dune refused: theta has norm" in logs[0].events[0].text
     assert all("client dune is in quarantine after 2 refused uploads" in log.events[0].text for log in logs[2:])

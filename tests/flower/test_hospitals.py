@@ -14,9 +14,9 @@ from fedapa.config import presets
 from fedapa.config.experiment import lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
-from fedapa.data.datasets.heart_disease import heart_disease
-from fedapa.data.datasets.sources import is_present
-from fedapa.data.sites import Sites
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import described
+from fedapa.data.sources import is_present
 from fedapa.errors import RunError
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.registry import Enrolled
@@ -137,7 +137,7 @@ def test_four_hospitals_over_tls_have_the_bits_of_silo_run(tmp_path: Path, fedap
 def test_the_four_hospitals_of_the_heart_disease_files_too(tmp_path: Path, fedapa: Call) -> None:
     words = ("--method", "fedapa", "--seeds", 1, "--set", "run.rounds=5", *ENGINE)
     assert fedapa("silo", "run", "heart-disease", "--out", "silo", *words).code == 0
-    told = heart_disease(Sites(), None)
+    told = described(Sites(source="heart-disease"))
     configs = {}
     for name, file in told.files.items():
         content = {

@@ -20,8 +20,9 @@ from flwr.app import Error, Message
 from hardship import disk
 
 from fedapa.errors import RunError
-from fedapa.federation.remote_transport import Node, RetryPolicy, SessionLost
+from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.site_store import Store
+from fedapa.rounds.site_policy import SitePolicy
 
 
 def round_of(message):
@@ -53,7 +54,7 @@ class Failing(Losing):
 def test_stragglers_are_left_out_and_counted(tmp_path):
     terms = terms_of(config_text(participation=(1.0, 1.0)))
     transport = grid(
-        Losing(make_sites(tmp_path), lambda t, i, _: (t, i) == (1, 2)), terms, RetryPolicy(round_timeout=30)
+        Losing(make_sites(tmp_path), lambda t, i, _: (t, i) == (1, 2)), terms, SitePolicy(round_timeout=30)
     )
     there = over_grid(transport, terms)
     here = in_process(terms, frozenset({(1, 2)}))
@@ -110,7 +111,7 @@ def test_a_site_that_stays_away_is_not_waited_for_longer_than_agreed(tmp_path):
             return super().nodes() | {101: Node(False, 0.0)}
 
     terms = terms_of(config_text(participation=(1.0, 1.0)))
-    transport = grid(Away(make_sites(tmp_path)), terms, RetryPolicy(rejoin=20))
+    transport = grid(Away(make_sites(tmp_path)), terms, SitePolicy(rejoin=20))
     there = over_grid(transport, terms)
     assert server_digest(there) == server_digest(in_process(terms, frozenset({(t, 1) for t in range(3)})))
     assert "was offline for 20 s" in there.logs[0].events[0].text
@@ -201,11 +202,11 @@ def test_replies_to_other_messages_and_second_replies_change_nothing(tmp_path):
 def test_too_few_uploads_stop_the_run_to_be_resumed(tmp_path):
     terms = terms_of(config_text(participation=(1.0, 1.0)))
     lost = Losing(make_sites(tmp_path / "sites"), lambda t, i, _: t == 2 and i > 0)
-    patience = RetryPolicy(min_replies=3, quorum_timeout=100)
+    policy = SitePolicy(min_replies=3, quorum_timeout=100)
     (tmp_path / "run").mkdir()
     with pytest.raises(RunError, match="too few sites answered: 2 more"):
-        over_grid(grid(lost, terms, patience), terms, tmp_path / "run")
-    again = grid(Direct(make_sites(tmp_path / "sites")), terms, patience)
+        over_grid(grid(lost, terms, policy), terms, tmp_path / "run")
+    again = grid(Direct(make_sites(tmp_path / "sites")), terms, policy)
     there = over_grid(again, terms, tmp_path / "run")
     here = in_process(terms)
     assert server_digest(there) == server_digest(here)

@@ -7,7 +7,8 @@ import torch
 from fedapa.data.federated import Split
 from fedapa.training.local import Local
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 SIZES = (12, 7, 5)
 LABELS = (torch.arange(12) % 3, torch.arange(7) % 2, torch.zeros(5, dtype=torch.long))  # 3, 2 and 1 classes

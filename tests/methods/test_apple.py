@@ -15,7 +15,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.apple import APPLE, by_client, mixture, own_first
 from fedapa.methods.local_only import LocalOnly
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task
 
 torch.set_num_threads(1)
 

@@ -12,10 +12,11 @@ import torch
 from fedapa.core.tree import equal
 from fedapa.data.federated import Split, from_arrays
 from fedapa.errors import InputError
+from fedapa.methods.attack import Attack
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedavg import FedAvg
-from fedapa.methods.malicious import Attack, Tampered, attacked, attackers
+from fedapa.methods.malicious import Tampered, attacked, attackers
 from fedapa.methods.method import Role, Roles
 from fedapa.training.local import Local
 from fedapa.verify import LAWS

@@ -5,9 +5,9 @@ import pytest
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Schedule
-from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
 from fedapa.training.objective import Regression
+from fedapa.training.settings import Engine
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 

@@ -15,7 +15,8 @@ from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.local_only import LocalOnly
 from fedapa.training.local import Local
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,8 @@ from fedapa.methods.fedala import FedALA, top_tensors
 from fedapa.methods.fedavg import FedAvg
 from fedapa.training.local import Local
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,8 @@ from fedapa.errors import InputError
 from fedapa.methods.fedamp import FedAMP
 from fedapa.methods.local_only import LocalOnly
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -17,7 +17,8 @@ from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import Plan, RoundLog, Sent, State
+from fedapa.rounds.loop import RoundLog, Sent, State
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import Room, is_mapped
 from fedapa.simulation import Result, simulate
 from fedapa.store import checkpoint

@@ -11,7 +11,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedper import FedPer
 from fedapa.methods.local_only import LocalOnly
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedphp import FedPHP, mmd, taught_features, taught_labels
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedprox import FedProx, pull
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training, proximal, task_loss
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task, proximal, task_loss
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from fedapa.data.federated import Split
 from fedapa.training.local import Local
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 SIZES = (12, 7, 5)
 

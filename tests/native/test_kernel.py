@@ -3,6 +3,7 @@
 import copy
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from nets import CIFAR, FMNIST, ODD, TINY, distance, extractor, flat, flat_grad,
 from torch import Tensor, nn
 
 from fedapa.errors import InputError, RunError
-from fedapa.training.engines.native import Kernel, Shape, available, binding, shape_of
+from fedapa.training.engines.native import Kernel, Shape, Trained, TrainingCall, available, libraries, shape_of
 
 SHAPES = pytest.mark.parametrize("shape", [CIFAR, FMNIST, TINY, ODD], ids=["cifar", "fmnist", "tiny", "odd"])
 
@@ -22,6 +23,10 @@ def batch(shape: Shape, n: int, classes: int, seed: int = 1) -> tuple[Tensor, Te
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, shape.channels, shape.size, shape.size, generator=g)
     return x, torch.randint(0, classes, (n,), generator=g)
+
+
+def train(kernel: Kernel, *arguments: Any, **options: Any) -> Trained:
+    return kernel.train(TrainingCall(*arguments, **options))
 
 
 def steps(
@@ -74,7 +79,7 @@ def test_one_step_is_torchs(shape: Shape, classes: int) -> None:
     index = torch.randperm(64, generator=torch.Generator().manual_seed(3))
     kernel = Kernel(shape, classes)
     before_f, before_h = flat(f), flat(h)
-    got = kernel.train(before_f, before_h, x, y, *packed([index]), lr_theta=0.1, momentum=0.9)
+    got = train(kernel, before_f, before_h, x, y, *packed([index]), lr_theta=0.1, momentum=0.9)
     (loss,) = steps(f, h, x, y, [index], momentum=0.9)
     assert distance(got.theta, flat(f)) < 1e-6
     assert distance(got.phi, flat(h)) < 1e-6
@@ -96,8 +101,8 @@ def test_uint8_is_normalised_inside(shape: Shape) -> None:
     index = torch.arange(33)
     kernel = Kernel(shape, 10, mean, std)
     theta, phi = flat(f), flat(h)
-    got = kernel.train(theta, phi, x, y, *packed([index]), lr_theta=0.1)
-    from_float = kernel.train(theta, phi, x.float() / 255, y, *packed([index]), lr_theta=0.1)
+    got = train(kernel, theta, phi, x, y, *packed([index]), lr_theta=0.1)
+    from_float = train(kernel, theta, phi, x.float() / 255, y, *packed([index]), lr_theta=0.1)
     steps(f, h, (x.float() / 255 - m) / s, y, [index])
     assert distance(got.theta, flat(f)) < 1e-6
     assert distance(from_float.theta, flat(f)) < 1e-6
@@ -118,8 +123,8 @@ def test_several_steps_with_every_option(shape: Shape) -> None:
     batches = [torch.randperm(70)[:32], torch.randperm(70)[:32], torch.randperm(70)[:6]]
     anchor_f, anchor_h = flat(f) + 0.01 * torch.randn(shape.theta_size), flat(h) * 0.5
     kernel = Kernel(shape, 10)
-    got = kernel.train(
-        flat(f), flat(h), x, y, *packed(batches), lr_theta=0.05, lr_phi=0.02, momentum=0.9,
+    got = train(
+        kernel, flat(f), flat(h), x, y, *packed(batches), lr_theta=0.05, lr_phi=0.02, momentum=0.9,
         weight_decay=1e-3, anchor_theta=anchor_f, anchor_phi=anchor_h, rho=0.3, last=1,
     )  # fmt: skip
     losses = steps(
@@ -137,10 +142,10 @@ def test_velocity_carries_over() -> None:
     a, b = torch.arange(16), torch.arange(16, 32)
     kernel = Kernel(FMNIST, 10)
     options = {"lr_theta": 0.1, "momentum": 0.9}
-    both = kernel.train(flat(f), flat(h), x, y, *packed([a, b]), **options)
-    one = kernel.train(flat(f), flat(h), x, y, *packed([a]), **options)
-    two = kernel.train(
-        one.theta, one.phi, x, y, *packed([b]), velocity_theta=one.velocity_theta,
+    both = train(kernel, flat(f), flat(h), x, y, *packed([a, b]), **options)
+    one = train(kernel, flat(f), flat(h), x, y, *packed([a]), **options)
+    two = train(
+        kernel, one.theta, one.phi, x, y, *packed([b]), velocity_theta=one.velocity_theta,
         velocity_phi=one.velocity_phi, **options,
     )  # fmt: skip
     assert torch.equal(both.theta, two.theta)
@@ -155,8 +160,8 @@ def test_frozen_parts_do_not_move(shape: Shape, theta: bool, phi: bool) -> None:
     x, y = batch(shape, 40, 10)
     batches = [torch.arange(20), torch.arange(20, 40)]
     start_f, start_h = flat(f), flat(h)
-    got = Kernel(shape, 10).train(
-        start_f, start_h, x, y, *packed(batches), lr_theta=0.1, momentum=0.9,
+    got = train(
+        Kernel(shape, 10), start_f, start_h, x, y, *packed(batches), lr_theta=0.1, momentum=0.9,
         freeze_theta=not theta, freeze_phi=not phi,
     )  # fmt: skip
     if theta or phi:
@@ -178,10 +183,10 @@ def test_a_frozen_extractor_gives_the_same_bits_batch_by_batch(shape: Shape) -> 
     kernel = Kernel(shape, 10)
     batches = [torch.tensor([3, 29, 3, 7, 11]), torch.arange(2, 21), torch.arange(5, 30)]
     options = {"lr_theta": 0.1, "momentum": 0.9, "freeze_theta": True}
-    together = kernel.train(flat(f), flat(h), x, y, *packed(batches), **options, last=1)
+    together = train(kernel, flat(f), flat(h), x, y, *packed(batches), **options, last=1)
     phi, velocity = flat(h), torch.zeros_like(flat(h))
     for index in batches:
-        one = kernel.train(flat(f), phi, x, y, *packed([index]), velocity_phi=velocity, **options)
+        one = train(kernel, flat(f), phi, x, y, *packed([index]), velocity_phi=velocity, **options)
         phi, velocity = one.phi, one.velocity_phi
     assert torch.equal(together.phi, phi)
     assert together.loss == one.loss
@@ -193,7 +198,7 @@ def test_arguments_are_not_changed() -> None:
     theta, phi = flat(f), flat(h)
     kept = [t.clone() for t in (theta, phi, x, y)]
     velocity = torch.ones_like(theta)
-    Kernel(TINY, 4).train(theta, phi, x, y, *packed([torch.arange(12)]), lr_theta=1.0, velocity_theta=velocity)
+    train(Kernel(TINY, 4), theta, phi, x, y, *packed([torch.arange(12)]), lr_theta=1.0, velocity_theta=velocity)
     assert all(torch.equal(a, b) for a, b in zip(kept, (theta, phi, x, y), strict=True))
     assert torch.equal(velocity, torch.ones_like(theta))
 
@@ -232,7 +237,7 @@ def test_any_shape_and_batch(shape: Shape, n: int, classes: int, u8: bool, seed:
     logits = h(z)
     assert distance(kernel.logits(theta, phi, x, index).double(), logits.detach()) < 3e-5
     F.cross_entropy(logits, y[index]).backward()
-    got = kernel.train(theta, phi, x, y, *packed([index]), lr_theta=0.0)
+    got = train(kernel, theta, phi, x, y, *packed([index]), lr_theta=0.0)
     assert torch.equal(got.theta, theta)
     # against float64 an arg-max that float32 cannot tell apart may flip now and then
     assert distance(got.velocity_theta.double(), flat_grad(f)) < 2e-4
@@ -361,8 +366,15 @@ def test_empty_batches(index: Tensor | range) -> None:
     assert theta.grad is not None
     assert not theta.grad.any()
     assert kernel.count_correct(flat(f), flat(h), x, y, index) == 0
-    nothing = kernel.train(
-        flat(f), flat(h), x, y, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), lr_theta=0.1
+    nothing = train(
+        kernel,
+        flat(f),
+        flat(h),
+        x,
+        y,
+        torch.zeros(0, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+        lr_theta=0.1,
     )
     assert torch.equal(nothing.theta, flat(f))
 
@@ -414,7 +426,7 @@ def test_bad_inputs_surface(value: float, at: int) -> None:
     kernel = Kernel(FMNIST, 10)
     others = torch.tensor([i for i in range(13) if i != at])
     with pytest.raises(RunError, match="batch 2 of 3 is not finite"):
-        kernel.train(flat(f), flat(h), x, y, *packed([others, torch.arange(13), others]), lr_theta=0.01)
+        train(kernel, flat(f), flat(h), x, y, *packed([others, torch.arange(13), others]), lr_theta=0.01)
     if value != value:
         assert kernel.features(flat(f), x)[at].isnan().any()
         assert not kernel.features(flat(f), x)[at - 1].isnan().any()
@@ -432,7 +444,7 @@ def test_nan_parameters_surface() -> None:
         theta = flat(f)
         theta[k] = float("nan")
         with pytest.raises(RunError, match="not finite"):
-            Kernel(CIFAR, 10).train(theta, flat(h), x, y, *packed([torch.arange(9)]), lr_theta=0.1)
+            train(Kernel(CIFAR, 10), theta, flat(h), x, y, *packed([torch.arange(9)]), lr_theta=0.1)
 
 
 def test_divergence_surfaces() -> None:
@@ -440,14 +452,14 @@ def test_divergence_surfaces() -> None:
     x, y = batch(TINY, 16, 3)
     batches = [torch.arange(16)] * 50
     with pytest.raises(RunError, match="not finite"):
-        Kernel(TINY, 3).train(flat(f), flat(h), x, y, *packed(batches), lr_theta=10.0, weight_decay=10.0)
+        train(Kernel(TINY, 3), flat(f), flat(h), x, y, *packed(batches), lr_theta=10.0, weight_decay=10.0)
 
 
 def test_large_logits_are_stable() -> None:
     f, h = network(TINY, 3)
     x, y = batch(TINY, 16, 3)
     phi = flat(h) * 1e4
-    got = Kernel(TINY, 3).train(flat(f), phi, x, y, *packed([torch.arange(16)]), lr_theta=0.0)
+    got = train(Kernel(TINY, 3), flat(f), phi, x, y, *packed([torch.arange(16)]), lr_theta=0.0)
     z = f(x).detach()
     want = F.cross_entropy(F.linear(z, phi[:-3].reshape(3, -1), phi[-3:]), y)
     assert got.loss == pytest.approx(want.item(), rel=1e-5)
@@ -466,7 +478,7 @@ def test_two_threads_give_the_bits_of_one() -> None:
     def run(job: int) -> list[Tensor]:
         shape, theta, phi, x, y, batches = jobs[job]
         kernel = kernels[shape]
-        got = kernel.train(theta, phi, x, y, *packed(batches), lr_theta=0.05, momentum=0.9)
+        got = train(kernel, theta, phi, x, y, *packed(batches), lr_theta=0.05, momentum=0.9)
         w = got.theta.clone().requires_grad_()
         (kernel.features(w, x, batches[0]).sum() + kernel.features(w, x, batches[1]).square().sum()).backward()
         assert w.grad is not None
@@ -500,7 +512,7 @@ def test_portable_library_agrees(shape: Shape) -> None:
     x, y = batch(shape, 45, 10)
     batches = [torch.arange(0, 24), torch.arange(20, 45)]
     a, b = (
-        k.train(flat(f), flat(h), x, y, *packed(batches), lr_theta=0.05, momentum=0.9)
+        train(k, flat(f), flat(h), x, y, *packed(batches), lr_theta=0.05, momentum=0.9)
         for k in (Kernel(shape, 10), portable)
     )
     assert distance(b.theta, a.theta) < 1e-5
@@ -526,7 +538,7 @@ def test_bad_indices_and_labels_are_refused() -> None:
         with pytest.raises(ValueError, match="out of range"):
             kernel.logits(theta, phi, x, index)
         with pytest.raises(ValueError, match="out of range"):
-            kernel.train(theta, phi, x, y, *packed([index]), lr_theta=0.1)
+            train(kernel, theta, phi, x, y, *packed([index]), lr_theta=0.1)
     for wrong in (range(-1, 3), range(4, 9)):
         with pytest.raises(ValueError, match="out of range"):
             kernel.logits(theta, phi, x, wrong)
@@ -534,7 +546,7 @@ def test_bad_indices_and_labels_are_refused() -> None:
         z = y.clone()
         z[5] = label
         with pytest.raises(ValueError, match=r"outside 0\.\.2"):
-            kernel.train(theta, phi, x, z, *packed([torch.arange(8)]), lr_theta=0.1)
+            train(kernel, theta, phi, x, z, *packed([torch.arange(8)]), lr_theta=0.1)
         with pytest.raises(ValueError, match=r"outside 0\.\.2"):
             kernel.count_correct(theta, phi, x, z)
         assert kernel.count_correct(theta, phi, x, z, range(5)) <= 5
@@ -570,13 +582,13 @@ def test_bad_tensors_are_refused() -> None:
         kernel.features(theta, x, range(0, 8, 2))
     for wrong in ([0, 4], [1, 8], [0, 5, 4, 8], [0, 4, 4, 8], [0, 9]):
         with pytest.raises(ValueError, match="bounds must rise"):
-            kernel.train(theta, phi, x, y, order, torch.tensor(wrong), lr_theta=0.1)
+            train(kernel, theta, phi, x, y, order, torch.tensor(wrong), lr_theta=0.1)
     with pytest.raises(ValueError, match="lr_theta"):
-        kernel.train(theta, phi, x, y, order, bounds, lr_theta=float("nan"))
+        train(kernel, theta, phi, x, y, order, bounds, lr_theta=float("nan"))
     with pytest.raises(ValueError, match="rho needs"):
-        kernel.train(theta, phi, x, y, order, bounds, lr_theta=0.1, rho=1.0)
+        train(kernel, theta, phi, x, y, order, bounds, lr_theta=0.1, rho=1.0)
     with pytest.raises(ValueError, match="last must be"):
-        kernel.train(theta, phi, x, y, order, bounds, lr_theta=0.1, last=2)
+        train(kernel, theta, phi, x, y, order, bounds, lr_theta=0.1, last=2)
 
 
 def test_bad_kernels_are_refused() -> None:
@@ -667,10 +679,10 @@ def test_choice_of_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("FEDAPA_NATIVE", "cuda")
     assert not available()[0]
     monkeypatch.setenv("FEDAPA_NATIVE_PATH", str(tmp_path))
-    assert "not built" in binding._open("avx2")[1]
-    for suffix in binding.EXTENSION_SUFFIXES:
+    assert "not built" in libraries.open_library("avx2")[1]
+    for suffix in libraries.EXTENSION_SUFFIXES:
         (tmp_path / f"_avx2{suffix}").write_bytes(b"no library")
-    assert "cannot be loaded" in binding._open("avx2")[1]
+    assert "cannot be loaded" in libraries.open_library("avx2")[1]
 
 
 def test_kernels_are_not_copied_by_pickle() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fedapa.bench import image_data
 from fedapa.bench.numerics import agreement
-from fedapa.data.datasets import sources
+from fedapa.data import sources
 
 
 @pytest.mark.skipif(not sources.is_present("cifar10"), reason="cifar10 is not in the folder that FEDAPA_DATA names")

@@ -29,12 +29,14 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, visit
 from fedapa.training.engines.choice import one_thread
 from fedapa.training.local import Job, Plain, Trained
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 CLIENTS, BATCH, SEED = 8, 16, 0
 Epochs = deque[list[Tensor]]  # indices of the batches of every epoch that is still to be played

@@ -24,7 +24,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
 from fedapa.training.model import factory
-from fedapa.training.task import Training
+from fedapa.training.settings import Training
 
 ROUNDS = 4
 RATES = {0.0: 0.05, 0.9: 0.005}  # by momentum: ten times the steps at a tenth of the rate, or rounding grows by itself

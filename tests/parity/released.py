@@ -21,7 +21,7 @@ from verdict import Row, farthest, judge
 
 from fedapa.data.federated import Federated
 from fedapa.methods.catalogue import make
-from fedapa.training.task import Training
+from fedapa.training.settings import Training
 
 ROUNDS, MOMENTUM = 5, 0.9  # their clients' SGD has this momentum built in
 ABSENT = ("torchvision", "torchvision.transforms", "ujson", "calmsize")

@@ -23,7 +23,8 @@ from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
 from fedapa.training.local import Job
 from fedapa.training.model import factory
-from fedapa.training.task import Batch, Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task
 
 ROOT = Path(__file__).parents[2]
 CHECKOUTS = [os.environ.get(name, "") for name in ("FEDAPA_PARITY_AUTHORS", "FEDAPA_PARITY_PFLLIB")]

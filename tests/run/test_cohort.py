@@ -21,7 +21,8 @@ from fedapa.training.engines import vmap_engine
 from fedapa.training.engines.vmap_engine import Work, cohorts, pass_together, play_together, schedule, train_together
 from fedapa.training.local import Engine, Job, Local, Loss, Pass, Plain, Trained, outputs, train
 from fedapa.training.model import build_model
-from fedapa.training.task import Batch, Task, Training, proximal, task_loss
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task, proximal, task_loss
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case, Outcome
 from fedapa.verify.laws import _gap, _same

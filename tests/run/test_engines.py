@@ -15,9 +15,9 @@ from fedapa.simulation import make_task
 from fedapa.store import run_db
 from fedapa.store.run_folder import kept_engine
 from fedapa.training.engines import choice
-from fedapa.training.engines.choice import Engine, Measured, vmap_is_faster
+from fedapa.training.engines.choice import Measured, vmap_is_faster
 from fedapa.training.engines.native import available
-from fedapa.training.task import Training
+from fedapa.training.settings import Engine, Training
 
 
 def data(clients: int = 9, shape: tuple[int, ...] = (4,)) -> Federated:

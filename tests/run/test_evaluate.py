@@ -19,10 +19,10 @@ from fedapa.errors import RunError
 from fedapa.methods.fedavg import FedAvg
 from fedapa.rounds.evaluation import Summary, measure
 from fedapa.rounds.evaluation import summarise as summarise_score
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import make_task
-from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
+from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 
 

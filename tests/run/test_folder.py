@@ -14,7 +14,7 @@ from toy import Toy, play, toy_data
 import fedapa as fa
 from fedapa.core.tree import equal
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result
 from fedapa.store import checkpoint, run_db, run_folder
 

@@ -11,8 +11,9 @@ from toy import CLASSES, TESTS, Toy, play, rights, toy_data
 
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import Plan, draw
+from fedapa.rounds.loop import draw
 from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Reply, Request
 from fedapa.simulation import make_task
 from fedapa.training.local import Local

@@ -20,7 +20,7 @@ from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import ACCURACY
 from fedapa.errors import InputError
 from fedapa.rounds.evaluation import Summary
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 
 ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}
 PLACE = "round=1 AND phase='after' AND data='test' AND score='accuracy'"

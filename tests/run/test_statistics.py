@@ -105,6 +105,13 @@ def test_ties_share_a_rank() -> None:
     assert ranks({"a": [90.0], "b": [90.0]}).mean_rank == {"a": 1.5, "b": 1.5}
 
 
+def test_auc_by_counting_pairs() -> None:
+    """Of the four pairs of a one and a zero three are in order; a tie counts half."""
+    scores = np.array([0.1, 0.4, 0.35, 0.8])
+    assert statistics.auc(np.array([0, 0, 1, 1]), np.stack([1 - scores, scores], 1)) == 0.75
+    assert statistics.auc(np.array([0, 1]), np.full((2, 2), 0.5)) == 0.5
+
+
 def test_auc_equals_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     y, p = rng.integers(0, 2, 50), rng.random((50, 2)).round(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.methods.method import Method
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result, make_task, simulate
 from fedapa.training.local import Local
 from fedapa.training.task import Task

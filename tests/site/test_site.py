@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,16 @@ from scipy import stats
 from command import Call
 from fedapa.analysis.personalized_model import last_checkpoint
 from fedapa.config.experiment import assemble, read_config
+from fedapa.config.load import load
 from fedapa.data.federated import ClientData, Split
-from fedapa.data.sites import Sites
+from fedapa.errors import InputError
 from fedapa.federation import manifest
+from fedapa.methods.method import Method
+from fedapa.site import dry_run
 from fedapa.site.export_models import flaw_of
 from fedapa.site.silo_scores import Scored, doubts, readable, table
 from fedapa.site.site_model import read_model
+from fedapa.training.task import Task
 from hospitals import write_hospital, write_hospitals
 
 
@@ -229,6 +234,21 @@ def test_dry_run_alone_trains_as_local_does(fedapa: Call, tmp_path: Path) -> Non
     assert other != plain == same
 
 
+def test_dry_run_has_the_task_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedPHP counts with the share of sites per round; the native engine knows no tables, and says so."""
+    source, seen, messages = str(write_hospitals(tmp_path)), [], dry_run._messages
+
+    def spy(method: Method, task: Task, *rest: Any) -> Any:
+        seen.append(task.participation)
+        return messages(method, task, *rest)
+
+    monkeypatch.setattr(dry_run, "_messages", spy)
+    dry_run.dry_run(load(source, ["run.participation=0.5", "run.rounds=1"]), "fedphp", "north")
+    assert seen == [0.5]
+    with pytest.raises(InputError, match="native"):
+        dry_run.dry_run(load(source, ["run.engine=native"]), "fedphp", "north")
+
+
 def test_dry_run_of_an_agreed_scaling_names_the_sums(fedapa: Call, tmp_path: Path) -> None:
     config = write_hospitals(tmp_path)
     words = ("site", "dry-run", config, "--site", "north", "--set", "sites.scaling=federated", "--format", "json")
@@ -366,12 +386,6 @@ def test_sites_of_a_config_are_beside_it(fedapa: Call, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     write_hospitals(folder)
     assert fedapa("plan", "deep/down/silo.toml", "--no-timing").code == 0
-
-
-def test_words_of_a_config_are_those_of_sites() -> None:
-    from fedapa.config.sections import SitesConfig
-
-    assert set(SitesConfig.model_fields) == set(vars(Sites())) - {"target"}  # which the objective decides
 
 
 def test_an_edited_wire_json(fedapa: Call, tmp_path: Path) -> None:

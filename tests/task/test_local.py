@@ -13,7 +13,8 @@ from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.training.local import Local, clipped, count_correct
 from fedapa.training.model import SplitModel, build_model
-from fedapa.training.task import Batch, Task, Training, proximal, task_loss
+from fedapa.training.settings import Training
+from fedapa.training.task import Batch, Task, proximal, task_loss
 
 
 def small_task(training: Training, model: SplitModel | None = None) -> Task:

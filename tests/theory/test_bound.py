@@ -14,12 +14,12 @@ from torch import Tensor
 from fedapa.core.tree import digest
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import simulate
 from fedapa.theory import PROBLEMS, Constants, Steps, bound, corrected, measure, printed
 from fedapa.theory.problem import CLASSES, FEATURES, HIDDEN, SAMPLES, Problem
 from fedapa.theory.trace import Round, play
-from fedapa.training.task import Training
+from fedapa.training.settings import Training
 
 WHOLE = Training(0.5, 0.0, SAMPLES, 5, keep_momentum=False)  # all samples in every step: nothing is left to chance
 

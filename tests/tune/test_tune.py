@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_the_tuned_file_runs_as_it_is(small: Path, here: None, fedapa: Call) -> 
     assert tuned.data.validation == 0
     for name, row in best(found).items():
         base, own = settings_of(tuned, f"{name}-tuned")
-        training = training_of(tuned, f"{name}-tuned").model_dump()
+        training = asdict(training_of(tuned, f"{name}-tuned"))
         assert base == name
         for key, value in row["settings"].items():
             assert (training[key.removeprefix("training.")] if "." in key else own[key]) == value

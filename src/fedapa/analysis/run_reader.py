@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedapa.analysis import run_results
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import ACCURACY, Score
-from fedapa.data.datasets.sources import SOURCES
+from fedapa.data.sources import SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
 from fedapa.store import run_db

@@ -111,18 +111,13 @@ def auc(y: Ints, p: Floats) -> float | None:
 
     None where the rows hold fewer than two classes.
     """
+    from sklearn.metrics import roc_auc_score
+
     present = [c for c in range(p.shape[1]) if 0 < (y == c).sum() < len(y)]
     if p.shape[1] == 2:
         present = present[-1:]
-    areas = [_area(p[:, c], y == c) for c in present]
+    areas = [roc_auc_score(y == c, p[:, c]) for c in present]
     return float(np.mean(areas)) if areas else None
-
-
-def _area(score: Floats, positive: npt.NDArray[np.bool_]) -> float:
-    """The chance that a positive outranks a negative."""
-    ones = int(positive.sum())
-    ranked = float(stats.rankdata(score)[positive].sum()) - ones * (ones + 1) / 2
-    return ranked / (ones * (len(positive) - ones))
 
 
 def bootstrap(
@@ -131,6 +126,7 @@ def bootstrap(
     """A measure of predictions p on labels y, with the percentile interval over redrawn rows.
 
     No interval where every redraw gives the same value: rows without an error say nothing about how rare errors are.
+    scipy.stats.bootstrap cannot leave out the redraws that have no value, those of a single class for the AUC.
     """
     value, random = measure(y, p), np.random.default_rng(0)
     if value is None:

@@ -19,7 +19,8 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
-from fedapa.rounds.loop import Plan, draw
+from fedapa.rounds.loop import draw
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Request, available_cores
 from fedapa.simulation import make_task, simulate
 from fedapa.training.local import Local

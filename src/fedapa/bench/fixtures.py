@@ -13,7 +13,8 @@ from fedapa.data.federated import Federated, Split
 from fedapa.simulation import make_task
 from fedapa.training.local import Local
 from fedapa.training.model import factory
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 MODEL = "lenet5"
 

@@ -6,10 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedapa.data import partition
-from fedapa.data.datasets import sources
-from fedapa.data.datasets.sources import Dataset
+from fedapa.data import sources
+from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate
+from fedapa.data.partitions import rules
 
 
 @lru_cache(maxsize=2)
@@ -32,11 +32,11 @@ def random_images(name: str, train: int, test: int) -> Dataset:
 def unbalanced(name: str, clients: int, train: int, test: int, seed: int = 0, alpha: float = 0.1) -> Federated:
     """Clients as in the paper: Dirichlet shares of every class, so that some have many times as much as others."""
     data = dataset(name, train, test)
-    rule = {"alpha": alpha, "min_train": 4, "min_test": 0}
-    return federate(data, partition.split("dirichlet", data.y_train, data.y_test, clients, seed, **rule))
+    parameters = {"alpha": alpha, "min_train": 4, "min_test": 0}
+    return federate(data, rules.split("dirichlet", data.y_train, data.y_test, clients, seed, **parameters))
 
 
 def equal(name: str, clients: int, each: int, test: int = 50) -> Federated:
     """Clients of one size, with samples of all classes."""
     data = dataset(name, clients * each, clients * test)
-    return federate(data, partition.split("iid", data.y_train, data.y_test, clients, 0, min_train=0, min_test=0))
+    return federate(data, rules.split("iid", data.y_train, data.y_test, clients, 0, min_train=0, min_test=0))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fedapa.bench import image_data
 from fedapa.bench.fixtures import MODEL, How
 from fedapa.bench.side_by_side import Row, spread
-from fedapa.data.datasets.sources import is_present
 from fedapa.data.federated import Federated
+from fedapa.data.sources import is_present
 from fedapa.methods.fedapa import FedAPA
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result, make_task, simulate
 from fedapa.training.model import lenet5
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedapa.data.federated import Split
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 Samples = list[tuple[Tensor, int]]
 EVALUATION_BATCH = 256

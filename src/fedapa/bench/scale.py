@@ -13,7 +13,7 @@ from fedapa.bench.fixtures import MODEL, How
 from fedapa.bench.side_by_side import Memory, Row, known, timed
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import make_task, simulate
 
 ROUNDS = 3

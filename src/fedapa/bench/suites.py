@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedapa.bench import end_to_end, numerics, scale, server_step, start, training
+from fedapa.bench import end_to_end, numerics, scale, server_step, start, training, vmap_rounds
 from fedapa.bench.fixtures import How
 from fedapa.bench.side_by_side import Row
 from fedapa.errors import InputError
@@ -17,6 +17,7 @@ from fedapa.training.engines.native import available
 SUITES: dict[str, Callable[[How], list[Row]]] = {
     "train": training.training,
     "methods": training.methods,
+    "vmap": vmap_rounds.vmap,
     "evaluate": training.evaluation,
     "workers": end_to_end.workers,
     "run": end_to_end.run,

@@ -6,7 +6,7 @@ from fedapa.bench import image_data, plain
 from fedapa.bench.fixtures import Bed, How, dense_flops, make_bed, network
 from fedapa.bench.side_by_side import Row, gemm, interleaved, rate, ratio, threads
 from fedapa.methods.catalogue import make
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import simulate
 from fedapa.training.local import Local, count_correct
 from fedapa.training.task import Task, task_loss

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from fedapa.errors import FedapaError
+from fedapa.errors import FedapaError, closest
 
 VERBS = {
     "demo": "See it work: Local, FedAvg and FedAPA on handwritten digits",
@@ -57,11 +57,8 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from difflib import get_close_matches
-
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            close = get_close_matches(args[0], VERBS, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = f" Did you mean {close!r}?" if (close := closest(args[0], VERBS)) else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 

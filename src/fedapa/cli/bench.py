@@ -17,9 +17,7 @@ from fedapa.cli import ui
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of a whole run.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the results in this JSON file.")
 @ui.format_option
-def command(
-    only: tuple[str, ...], listing: bool, quick: bool, rounds: int, out: Path | None, form: str
-) -> None:  # fmt: skip
+def command(only: tuple[str, ...], listing: bool, quick: bool, rounds: int, out: Path | None, form: str) -> None:
     """Measure training, evaluation, whole runs, the server's step, memory and start-up.
 
     Everything is compared side by side with the loop that everybody writes (DataLoader, autograd, torch.optim.SGD):

@@ -15,9 +15,13 @@ from fedapa.cli import ui
 
 HOME = Path("coordinator")
 folder_option = click.option(
-    "--dir", "home", type=click.Path(file_okay=False, path_type=Path), default=HOME, show_default=True,
+    "--dir",
+    "home",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=HOME,
+    show_default=True,
     help="The coordinator's folder.",
-)  # fmt: skip
+)
 
 
 @click.group(short_help="Coordinate real sites: enrol them, run a config with them")
@@ -144,9 +148,15 @@ def status(home: Path, runs: Path | None, form: str) -> None:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.format_option
 def run(
-    config: str, home: Path, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    out: Path | None, form: str,
-) -> None:  # fmt: skip
+    config: str,
+    home: Path,
+    methods: str | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    out: Path | None,
+    form: str,
+) -> None:
     """Run every method of CONFIG for every seed with the enrolled sites, one run folder each, and compare them."""
     coordinator = _registry().Coordinator(home)
     from fedapa.cli import common

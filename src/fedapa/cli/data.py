@@ -25,7 +25,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
     This is the only command that uses the network.
     """
-    from fedapa.data.datasets.sources import fetch as fetch_source
+    from fedapa.data.fetching import fetch as fetch_source
 
     path = fetch_source(name, data_dir, progress=sys.stderr.isatty())
     click.echo(f"{name} is in {path}")
@@ -45,15 +45,25 @@ def fetch(name: str, data_dir: Path | None) -> None:
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @ui.format_option
 def inspect(
-    files: tuple[Path, ...], label: str, site_column: str | None, drop: str, categories: str, image_column: str | None,
-    group: str | None, time: str | None, encoding: str, out: Path, force: bool, form: str,
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    label: str,
+    site_column: str | None,
+    drop: str,
+    categories: str,
+    image_column: str | None,
+    group: str | None,
+    time: str | None,
+    encoding: str,
+    out: Path,
+    force: bool,
+    form: str,
+) -> None:
     """Look at the data of one site (FILE) or several: rows, types, classes, missing values, and what looks wrong.
 
     A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine; what was
     found is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
     """
-    from fedapa.data.sites import Sites
+    from fedapa.data.site_description import Sites
     from fedapa.errors import InputError
 
     if group and time:
@@ -62,10 +72,16 @@ def inspect(
     if len(named) < len(files):
         raise InputError("two files have the same name", "give every site's file a name of its own")
     wanted = Sites(
-        files=named, label=label, site_column=site_column, drop=_words(drop), categories=_words(categories),
-        image_column=image_column, encoding=encoding, split_column=group or time,
+        files=named,
+        label=label,
+        site_column=site_column,
+        drop=_words(drop),
+        categories=_words(categories),
+        image_column=image_column,
+        encoding=encoding,
+        split_column=group or time,
         split="group" if group else "time" if time else "stratified",
-    )  # fmt: skip
+    )
     if out.exists() and not force:
         raise InputError(f"{out} exists", "choose another --out, or --force")
     _inspect(wanted, out, form)
@@ -93,8 +109,15 @@ def _inspect(wanted: Any, out: Path, form: str) -> None:
     said = shlex.join(["fedapa", *sys.argv[1:]])
     write_atomically(out, describe.config_text(wanted, out.absolute().parent, said, notes).encode())
     if form == "json":
-        ui.dump({"columns": {name: p.columns for name, p in profiles.items()}, "sites": clients, "notes": notes,
-                 "inputs": own.schemas[0].inputs, "written": str(out)})  # fmt: skip
+        ui.dump(
+            {
+                "columns": {name: p.columns for name, p in profiles.items()},
+                "sites": clients,
+                "notes": notes,
+                "inputs": own.schemas[0].inputs,
+                "written": str(out),
+            }
+        )
         return
     for name, p in profiles.items():
         ui.show(p.columns, form, title=f"{name}: {p.rows:,} rows")
@@ -128,27 +151,35 @@ def _site_row(client: Any, schema: Any) -> dict[str, Any]:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Bubble plot (.svg, .pdf or .png).")
 @ui.format_option
 def split(
-    source: str, rule: str, clients: int, seed: int, data_dir: Path | None, save: Path | None, plot: Path | None,
-    form: str, **parameters: Any,
-) -> None:  # fmt: skip
+    source: str,
+    rule: str,
+    clients: int,
+    seed: int,
+    data_dir: Path | None,
+    save: Path | None,
+    plot: Path | None,
+    form: str,
+    **parameters: Any,
+) -> None:
     """Deal the data set SOURCE to clients and show who got what."""
     import json
 
     from fedapa.config.experiment import make_partition
-    from fedapa.data import inspect, partition
-    from fedapa.data.datasets import sources
+    from fedapa.data import inspect, sources
+    from fedapa.data.partitions.partition import fingerprint
+    from fedapa.store import partition_file
 
     dataset = sources.load(source, data_dir)
     given = {name: value for name, value in parameters.items() if value is not None}
     found = make_partition(rule, dataset, clients, seed, given)
     rows = inspect.table(found, dataset.y_train, dataset.y_test)
-    name = partition.fingerprint(found)
+    name = fingerprint(found)
     if form == "json":
         click.echo(json.dumps({"fingerprint": name, "rule": found.rule, "clients": rows}, indent=2, default=str))
     else:
         ui.show(rows, form, title=f"{source}, {rule}, seed {seed}, fingerprint {name}")
     if save is not None:
-        partition.save(found, save)
+        partition_file.save(found, save)
         ui.say(f"partition saved in {save}; use it with --set data.partition={save}")
     if plot is not None:
         inspect.bubble_plot(found, dataset.y_train, plot)

@@ -43,26 +43,35 @@ def _extras() -> list[dict[str, Any]]:
     from importlib.util import find_spec
     from shutil import which
 
-    extras = {"parquet": ("pyarrow", "Parquet files"), "onnx": ("onnxscript", "fedapa export --onnx"),
-              "dashboard": ("starlette", "fedapa watch"),
-              "tune": ("optuna", "fedapa tune --search optuna"),
-              "flower": ("flwr", "real federations, docs/deploy.md")}  # fmt: skip
+    extras = {
+        "parquet": ("pyarrow", "Parquet files"),
+        "onnx": ("onnxscript", "fedapa export --onnx"),
+        "dashboard": ("starlette", "fedapa watch"),
+        "tune": ("optuna", "fedapa tune --search optuna"),
+        "flower": ("flwr", "real federations, docs/deploy.md"),
+    }
     rows = [
-        {"what": f"extra {name}", "state": "ok" if find_spec(package) else "missing",
-         "note": use if find_spec(package) else f"{use}: pip install 'fedapa[{name}]'"}
+        {
+            "what": f"extra {name}",
+            "state": "ok" if find_spec(package) else "missing",
+            "note": use if find_spec(package) else f"{use}: pip install 'fedapa[{name}]'",
+        }
         for name, (package, use) in extras.items()
-    ]  # fmt: skip
+    ]
     nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     door = "the door of a coordinator" if nginx else "only a coordinator needs it: apt-get install nginx-light"
     return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": door}]
 
 
 def _data() -> list[dict[str, Any]]:
-    from fedapa.data.datasets.sources import SOURCES, data_folder, is_present
+    from fedapa.data.sources import SOURCES, data_folder, is_present
 
     rows = [
-        {"what": f"data {name}", "state": "present" if is_present(name) else "absent",
-         "note": "" if is_present(name) else f"fedapa data fetch {name}"}
+        {
+            "what": f"data {name}",
+            "state": "present" if is_present(name) else "absent",
+            "note": "" if is_present(name) else f"fedapa data fetch {name}",
+        }
         for name in SOURCES
-    ]  # fmt: skip
+    ]
     return [*rows, {"what": "data folder", "state": str(data_folder()), "note": "FEDAPA_DATA or --data-dir change it"}]

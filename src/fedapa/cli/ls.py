@@ -46,10 +46,17 @@ def _methods() -> list[dict[str, Any]]:
     from fedapa.methods.catalogue import METHODS
 
     return [
-        {"name": name, "method": e.title, "year": str(e.year), "stays local": e.stays, "down": e.down, "up": e.up,
-         "KiB/client/round": f"{e.kib:.1f}"}
+        {
+            "name": name,
+            "method": e.title,
+            "year": str(e.year),
+            "stays local": e.stays,
+            "down": e.down,
+            "up": e.up,
+            "KiB/client/round": f"{e.kib:.1f}",
+        }
         for name, e in METHODS.items()
-    ]  # fmt: skip
+    ]
 
 
 def _recipes() -> list[dict[str, Any]]:
@@ -80,14 +87,20 @@ def _presets() -> list[dict[str, Any]]:
 
 
 def _datasets() -> list[dict[str, Any]]:
-    from fedapa.data.datasets.sources import SOURCES, is_present
+    from fedapa.data.sources import SOURCES, is_present
 
     return [
-        {"name": name, "train": info.train, "test": info.test, "classes": info.classes,
-         "shape": "x".join(map(str, info.shape)), "present": "yes" if is_present(name) else "no",
-         "what": info.description}
+        {
+            "name": name,
+            "train": info.train,
+            "test": info.test,
+            "classes": info.classes,
+            "shape": "x".join(map(str, info.shape)),
+            "present": "yes" if is_present(name) else "no",
+            "what": info.description,
+        }
         for name, info in SOURCES.items()
-    ]  # fmt: skip
+    ]
 
 
 def _models() -> list[dict[str, Any]]:

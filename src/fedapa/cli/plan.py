@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 @click.option("--no-timing", is_flag=True, help="Skip the two warm-up rounds behind the time estimate.")
 @ui.format_option
 def command(
-    config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    no_timing: bool, form: str,
-) -> None:  # fmt: skip
+    config: str,
+    methods: str | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    no_timing: bool,
+    form: str,
+) -> None:
     """Check CONFIG without running it: clients, bytes per client and round, time, memory, disk.
 
     The time is estimated from two warm-up rounds of every method.

@@ -15,9 +15,14 @@ from fedapa.cli import ui
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.comparison_option
 def command(
-    config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    out: Path | None, form: str,
-) -> None:  # fmt: skip
+    config: str,
+    methods: str | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    out: Path | None,
+    form: str,
+) -> None:
     """Run every method of CONFIG (a file or a preset) for every seed, one folder each, and compare them.
 
     Ctrl-C, a crash or a power cut lose nothing: `fedapa resume` goes on after the last finished round.

@@ -23,9 +23,16 @@ def command() -> None:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.format_option
 def run(
-    config: str, methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    deliver: str | None, anyway: bool, out: Path | None, form: str,
-) -> None:  # fmt: skip
+    config: str,
+    methods: str | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    deliver: str | None,
+    anyway: bool,
+    out: Path | None,
+    form: str,
+) -> None:
     """Run every method of CONFIG on every split of the sites' data; the scores of every site.
 
     Every seed is another split. Intervals are 95 % confidence intervals over the splits, widened for the rows that

@@ -28,9 +28,18 @@ from fedapa.cli import ui
 @click.option("--dry-run", is_flag=True, help="List the runs and what they will take, and stop.")
 @ui.comparison_option
 def command(
-    configs: tuple[str, ...], methods: str | None, seeds: int | None, changes: tuple[str, ...], data_dir: str | None,
-    only: str, files: tuple[Path, ...], jobs: int | None, out: Path | None, dry_run: bool, form: str,
-) -> None:  # fmt: skip
+    configs: tuple[str, ...],
+    methods: str | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    only: str,
+    files: tuple[Path, ...],
+    jobs: int | None,
+    out: Path | None,
+    dry_run: bool,
+    form: str,
+) -> None:
     """Run every scenario, method and seed of the CONFIGs, several at a time, each on one core, longest first.
 
     A CONFIG is what `fedapa run` takes, or has tables [scenario.NAME] whose keys lie on top of the rest. The runs are

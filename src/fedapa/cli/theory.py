@@ -27,15 +27,32 @@ HEADINGS = {
 
 
 @click.command(short_help="Measure the convergence analysis on a small smooth problem")
-@click.option("--problem", type=click.Choice(["logistic", "tanh"]), default="logistic", show_default=True,
-              help="Logistic regression, or one hidden layer.")  # fmt: skip
+@click.option(
+    "--problem",
+    type=click.Choice(["logistic", "tanh"]),
+    default="logistic",
+    show_default=True,
+    help="Logistic regression, or one hidden layer.",
+)
 @click.option("--clients", type=click.IntRange(2, 64), default=4, show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 1000), default=30, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=4, show_default=True, help="Runs to take means over.")
-@click.option("--eta", "etas", type=click.FloatRange(0), multiple=True, default=(0.01, 1e-6), show_default=True,
-              help="Step size of the weights; may be given again.")  # fmt: skip
-@click.option("--sign", type=click.Choice(["descend", "printed"]), default="descend", show_default=True,
-              help="Direction of Eq. 7.")  # fmt: skip
+@click.option(
+    "--eta",
+    "etas",
+    type=click.FloatRange(0),
+    multiple=True,
+    default=(0.01, 1e-6),
+    show_default=True,
+    help="Step size of the weights; may be given again.",
+)
+@click.option(
+    "--sign",
+    type=click.Choice(["descend", "printed"]),
+    default="descend",
+    show_default=True,
+    help="Direction of Eq. 7.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for theory.svg, .pdf, .png, .json."

@@ -69,10 +69,16 @@ def progress() -> Progress:
 
     text = parts.TextColumn
     return parts.Progress(
-        text("{task.description}"), parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeElapsedColumn(),
-        text("left"), parts.TimeRemainingColumn(), text("{task.fields[note]}"),
-        console=Console(stderr=True), disable=not sys.stderr.isatty(),
-    )  # fmt: skip
+        text("{task.description}"),
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        text("left"),
+        parts.TimeRemainingColumn(),
+        text("{task.fields[note]}"),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:

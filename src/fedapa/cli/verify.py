@@ -30,11 +30,20 @@ def command(target: str, objective: str, form: str) -> None:
         for name, method in methods.items():
             for found in verify(method, make_objective(objective)):
                 verdict = "holds" if found.holds else "BROKEN"
-                rows.append({"method": name, "law": found.law, "schedule": found.schedule, "verdict": verdict,
-                             "measured": found.detail})  # fmt: skip
+                rows.append(
+                    {
+                        "method": name,
+                        "law": found.law,
+                        "schedule": found.schedule,
+                        "verdict": verdict,
+                        "measured": found.detail,
+                    }
+                )
                 bar.advance(task)
     ui.show(rows, form)
     if broken := [row for row in rows if row["verdict"] == "BROKEN"]:
         first = broken[0]
-        raise RunError(f"{len(broken)} of {len(rows)} laws broken; first: {first['law']}: {first['measured']}",
-                       "docs/add-a-method.md says what each law is for")  # fmt: skip
+        raise RunError(
+            f"{len(broken)} of {len(rows)} laws broken; first: {first['law']}: {first['measured']}",
+            "docs/add-a-method.md says what each law is for",
+        )

@@ -10,26 +10,32 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from fedapa.config.load import check, dump, settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.data import partition as partitions
-from fedapa.data.datasets import sources
+from fedapa.data import sources
+from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate, strata
-from fedapa.data.sites import Own, Sites
+from fedapa.data.partitions import rules
+from fedapa.data.partitions.partition import Partition
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError
+from fedapa.methods.attack import FACTORS, Attack
 from fedapa.methods.catalogue import make
-from fedapa.methods.malicious import FACTORS, Attack, attacked, attackers
+from fedapa.methods.malicious import attacked, attackers
 from fedapa.methods.method import Method
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, make_task, simulate
-from fedapa.store import provenance
+from fedapa.store import partition_file, provenance
 from fedapa.store import run_folder as folders
 from fedapa.store.run_folder import kept_engine
-from fedapa.training.engines.choice import Engine
 from fedapa.training.objective import Objective, Target, make_objective
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Engine, Training
+from fedapa.training.task import Task
 
 # Keys without a say in the numbers; the engine has one in the last digits, and a run says which it was.
 ASIDE = {
@@ -37,6 +43,9 @@ ASIDE = {
     "sites": ("schema_file",),
     "run": ("workers", "engine", "checkpoint_every", "mmap_above_mb"),
 }
+
+
+SITES = TypeAdapter(Sites)
 
 
 class Parts(NamedTuple):
@@ -105,11 +114,10 @@ def what_counts(config: Config) -> dict[str, Any]:
     Defaults are left out, so that a new key changes no hash; a new default of an old key raises the numerics version.
     Of files only the names are here: their content is in the fingerprint of the allocation.
     """
-    base, settings = settings_of(config, config.methods[0])
     kept = {"data", "sites", "model", "objective", "run", "attack"}
     found = config.model_dump(mode="json", include=kept, exclude_defaults=True)
     found = {name: _without(table, ASIDE.get(name, ())) for name, table in found.items() if table is not None}
-    found["training"] = _changed(Training(**training_of(config, config.methods[0]).model_dump()))
+    found["training"] = _changed(training_of(config, config.methods[0]))
     if "sites" in found:
         found.pop("data", None)
         found["sites"]["files"] = sorted(found["sites"].get("files", ()))
@@ -117,7 +125,8 @@ def what_counts(config: Config) -> dict[str, Any]:
         found["data"]["partition"] = Path(config.data.partition).name
     if config.attack is not None:
         found["federation"] = {"max_growth": config.federation.max_growth}
-    return {**{name: table for name, table in found.items() if table}, "method": _changed(make(base, **settings))}
+    found = {name: table for name, table in found.items() if table}
+    return {**found, "method": _changed(method_from(config, config.methods[0]))}
 
 
 def _changed(settings: Training | Method) -> dict[str, Any]:
@@ -138,18 +147,30 @@ def unfinished(runs: list[Path]) -> list[Path]:
 def assemble(config: Config, engine: Engine | None = None) -> Parts:
     """Data, model, method and plan of a single-method, single-seed config."""
     (name,), (seed,) = config.methods, config.seeds
-    base, settings = settings_of(config, name)
-    method, data = make(base, **settings), load_data(config, seed)
+    method, data = method_from(config, name), load_data(config, seed)
     if (attack := attack_of(config, len(data.clients), seed)) is not None:
         method, data = attacked(method, data, attack)
-    plan = Plan(config.run.rounds, config.run.participation, config.run.schedule, seed, config.run.evaluate_every)
-    training = Training(**training_of(config, name).model_dump())
-    engine, model = engine or config.run.engine, config.model
-    task = make_task(
-        data, model.name, training, plan.rounds, model.head, model.buffers, engine, plan.participation,
-        objective_of(config, data.classes),
-    )  # fmt: skip
-    return Parts(method, task, data, plan)
+    return Parts(method, task_from(config, name, data, engine), data, plan_from(config))
+
+
+def task_from(config: Config, method: str, data: Federated, engine: Engine | None = None) -> Task:
+    """What all parties of a run of this method agree on; another ``engine`` than the config's, if given."""
+    run, model = config.run, config.model
+    training, engine = training_of(config, method), engine or run.engine
+    objective, share = objective_of(config, data.classes), run.participation
+    return make_task(data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective)
+
+
+def plan_from(config: Config) -> Plan:
+    """The plan of the first seed."""
+    run = config.run
+    return Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
+
+
+def method_from(config: Config, name: str) -> Method:
+    """The method behind a name of this config, with its hyper-parameters."""
+    base, settings = settings_of(config, name)
+    return make(base, **settings)
 
 
 def attack_of(config: Config, clients: int, seed: int) -> Attack | None:
@@ -207,7 +228,7 @@ def load_own(config: Config, seed: int) -> Own:
     """Data of the config's own sites; the seed decides which rows test."""
     if config.sites is None:
         raise InputError("this config has no section [sites]", "`fedapa data inspect FILE --label COLUMN` writes one")
-    return _load_own(config.sites.model_dump_json(), config.data.data_dir, seed, target_of(config))
+    return _load_own(SITES.dump_json(config.sites), config.data.data_dir, seed, target_of(config))
 
 
 def target_of(config: Config) -> Target:
@@ -216,9 +237,9 @@ def target_of(config: Config) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _load_own(text: str, data_dir: str | None, seed: int, target: Target) -> Own:
-    sites = Sites(**json.loads(text), target=target)
-    return assemble_sites(sites, seed, None if data_dir is None else Path(data_dir))
+def _load_own(text: bytes, data_dir: str | None, seed: int, target: Target) -> Own:
+    folder = None if data_dir is None else Path(data_dir)
+    return assemble_sites(SITES.validate_json(text), seed, folder, target=target)
 
 
 @lru_cache(maxsize=2)
@@ -234,15 +255,13 @@ def _load_data(text: str, seed: int) -> Federated:
     return federate(dataset, split, wanted.validation, seed)
 
 
-def make_partition(
-    rule: str, dataset: sources.Dataset, clients: int, seed: int, parameters: dict[str, float]
-) -> partitions.Partition:
+def make_partition(rule: str, dataset: Dataset, clients: int, seed: int, parameters: dict[str, float]) -> Partition:
     """Deal by a rule, or load a saved partition."""
     if rule.endswith(".npz"):
-        return partitions.load(Path(rule))
-    return partitions.split(rule, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
+        return partition_file.load(Path(rule))
+    return rules.split(rule, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
 
 
 @lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: str | None) -> sources.Dataset:
+def _dataset(name: str, data_dir: str | None) -> Dataset:
     return sources.load(name, None if data_dir is None else Path(data_dir))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedapa import plugins
 from fedapa.config import presets
-from fedapa.config.sections import Config, TrainingConfig
-from fedapa.errors import InputError
+from fedapa.config.sections import Config
+from fedapa.errors import InputError, did_you_mean
 from fedapa.methods.catalogue import METHODS, is_known, recipe_training
+from fedapa.training.settings import Training
 
 Path_ = tuple[str | int, ...]
+
+# What pydantic calls these mistakes, in sections that are models and in those that are dataclasses.
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+NO_TABLE = ("model_type", "dataclass_type")
 
 
 class Change(NamedTuple):
@@ -85,7 +90,7 @@ def beside(config: Config, source: str) -> Config:
     found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
     if config.sites.schema_file is not None:
         found["schema_file"] = str(base / Path(config.sites.schema_file).expanduser())
-    return config.model_copy(update={"sites": config.sites.model_copy(update=found)})
+    return config.model_copy(update={"sites": replace(config.sites, **found)})
 
 
 def dump(config: Config) -> str:
@@ -102,11 +107,11 @@ def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
     return given.pop("base", name), given
 
 
-def training_of(config: Config, name: str) -> TrainingConfig:
+def training_of(config: Config, name: str) -> Training:
     """[training] with what the method's recipe says on top, and the keys of [method.NAME.training] on top of that."""
     own = config.method.get(name, {}).get("training", {})
     recipe = recipe_training(settings_of(config, name)[0])
-    return TrainingConfig.model_validate({**config.training.model_dump(), **recipe, **own})
+    return TypeAdapter(Training).validate_python({**asdict(config.training), **recipe, **own})
 
 
 def _text(source: str) -> tuple[str, str]:
@@ -118,9 +123,8 @@ def _text(source: str) -> tuple[str, str]:
             raise InputError(f"cannot read {source}: {error}") from None
     if source in presets.names():
         return presets.text(source), f"preset {source}"
-    close = get_close_matches(source, presets.names(), 1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(f"no file and no preset is called {source!r}", f"{hint}`fedapa ls presets` lists them")
+    hint = f"{did_you_mean(source, presets.names(), '')} `fedapa ls presets` lists them".strip()
+    raise InputError(f"no file and no preset is called {source!r}", hint)
 
 
 def _change(change: str) -> Change:
@@ -149,7 +153,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
     known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
     for k, method in enumerate(config.methods):
         if method not in known and not is_known(method):
-            hint = _did_you_mean(method, known)
+            hint = did_you_mean(method, known, f"choose one of {', '.join(known)}")
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
         if not re.fullmatch(r"\w[\w.+@-]*", method):
@@ -158,7 +162,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
         if not is_known(base):
-            hint = _did_you_mean(base, METHODS)
+            hint = did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
             spot = (*path, "base") if method != base else path
             raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)
         _check_training(config, method, text, name, origin)
@@ -209,19 +213,13 @@ def _check_objective(config: Config, text: str, name: str, origin: Mapping[Path_
         raise _located(text, name, origin, ("objective", wrong), error.message, error.hint) from None
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
-
-
 def _explain(error: ErrorDetails, path: Path_) -> tuple[str, str]:
     where = ".".join(str(step) for step in path)
-    if error["type"] == "extra_forbidden":
+    if error["type"] in UNKNOWN_KEY:
         legal = _legal_keys(path[:-1])
-        close = get_close_matches(str(path[-1]), legal, 1)
-        return f"unknown key {where}", f"did you mean {close[0]}?" if close else f"legal here: {', '.join(legal)}"
+        return f"unknown key {where}", did_you_mean(str(path[-1]), legal, f"legal here: {', '.join(legal)}")
     said = error["msg"].removeprefix("Value error, ")
-    said = "it must be a table" if error["type"] == "model_type" else said[0].lower() + said[1:]
+    said = "it must be a table" if error["type"] in NO_TABLE else said[0].lower() + said[1:]
     return f"{where} is {error['input']!r}: {said}", "`fedapa cp PRESET FILE` writes a complete example"
 
 
@@ -230,6 +228,8 @@ def _legal_keys(path: Path_) -> list[str]:
     for step in path:
         inner = here.model_fields[str(step)].annotation
         inner = next((part for part in get_args(inner) if part is not type(None)), inner)  # X | None
+        if is_dataclass(inner):
+            return [field.name for field in fields(inner)]
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         here = inner

@@ -8,10 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapa.data.datasets.sources import SOURCES, Dataset, SourceInfo, data_folder, fetch, is_present, load
+    from fedapa.data.dataset import Dataset, SourceInfo
     from fedapa.data.federated import ClientData, Federated, Split, federate, from_arrays, warnings
+    from fedapa.data.fetching import fetch
     from fedapa.data.inspect import bubble_plot, table
-    from fedapa.data.partition import RULES, Partition, fingerprint, label_counts, split
+    from fedapa.data.partitions.partition import Partition, fingerprint, label_counts
+    from fedapa.data.partitions.rules import RULES, split
+    from fedapa.data.sources import SOURCES, data_folder, is_present, load
 
 __all__ = [
     "RULES",
@@ -37,10 +40,13 @@ __all__ = [
 ]
 
 _HOME = {
+    "dataset": ("Dataset", "SourceInfo"),
     "federated": ("ClientData", "Federated", "Split", "federate", "from_arrays", "warnings"),
+    "fetching": ("fetch",),
     "inspect": ("bubble_plot", "table"),
-    "partition": ("RULES", "Partition", "fingerprint", "label_counts", "split"),
-    "sources": ("SOURCES", "Dataset", "SourceInfo", "data_folder", "fetch", "is_present", "load"),
+    "partitions.partition": ("Partition", "fingerprint", "label_counts"),
+    "partitions.rules": ("RULES", "split"),
+    "sources": ("SOURCES", "data_folder", "is_present", "load"),
 }
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedapa.data.datasets.sources import Dataset
-from fedapa.data.partition import Partition, check_fits, fingerprint_of
+from fedapa.data.dataset import Dataset
+from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
 from fedapa.errors import InputError
 from fedapa.streams import stream
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.partition import Partition, check_fits, label_counts
+from fedapa.data.partitions.partition import Partition, check_fits, label_counts
 from fedapa.errors import InputError, RunError
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from fedapa.data.splits import is_date
 from fedapa.data.tables import Cells, Table, as_number
@@ -132,8 +131,9 @@ def predictive_power(cells: Cells, labels: Cells) -> float:
 
 def _ranked(values: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
     """Area under the ROC curve, whichever way round."""
-    ones, zeros = int(positive.sum()), int((~positive).sum())
-    if not ones or not zeros:
+    from sklearn.metrics import roc_auc_score
+
+    if positive.all() or not positive.any():
         return 0.5
-    area = float(stats.rankdata(values)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros)
+    area = float(roc_auc_score(positive, values))
     return max(area, 1 - area)

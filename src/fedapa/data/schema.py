@@ -73,8 +73,9 @@ class Schema:
 # --- the layout ----------------------------------------------------------------------------------
 
 
-def lay_out(tables: Mapping[str, Table], label: str, classes: Mapping[str, tuple[str, ...]],
-            categories: Sequence[str] = ()) -> Schema:  # fmt: skip
+def lay_out(
+    tables: Mapping[str, Table], label: str, classes: Mapping[str, tuple[str, ...]], categories: Sequence[str] = ()
+) -> Schema:
     """The layout that fits the tables of all sites (without label and bookkeeping columns)."""
     first_name, first = next(iter(tables.items()))
     for site, table in tables.items():

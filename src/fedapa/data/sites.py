@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +16,11 @@ import torch
 
 from fedapa.data import schema as schemas
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
-from fedapa.data.missing import MISSING
 from fedapa.data.schema import Schema, in_order
+from fedapa.data.site_description import Sites
 from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
-from fedapa.data.splits import Rule, equal_rows, kept_together, test_rows
+from fedapa.data.sources import SOURCES, locate
+from fedapa.data.splits import equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
 from fedapa.errors import InputError
 from fedapa.streams import stream
@@ -27,33 +28,6 @@ from fedapa.streams import stream
 Labels = npt.NDArray[np.int64]
 Arrays = npt.NDArray[Any]
 FEWEST_OF_A_CLASS = 2
-
-
-@dataclass(frozen=True)
-class Sites:
-    """Where the data is and what its columns mean; the words of a config's section [sites]."""
-
-    files: Mapping[str, str] = field(default_factory=dict)  # name of the site: file or folder
-    source: str | None = None  # a built-in set of sites instead
-    site_column: str | None = None
-    label: str = "label"
-    classes: Mapping[str, Sequence[str]] | None = None
-    drop: Sequence[str] = ()
-    categories: Sequence[str] = ()
-    missing: Sequence[str] = MISSING
-    missing_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    header: Sequence[str] = ()
-    encoding: str = "utf-8"
-    image_column: str | None = None
-    image_size: tuple[int, int] | None = None
-    split: Rule = "stratified"
-    split_column: str | None = None
-    test: float = 0.25
-    validation: float = 0.0
-    scaling: Literal["local", "federated"] = "local"
-    duplicates: Literal["together", "keep", "refuse"] = "together"
-    schema_file: str | None = None  # an agreed schema.json
-    target: Literal["class", "number"] = "class"  # what the label is
 
 
 class Own(NamedTuple):
@@ -76,13 +50,19 @@ class Material(NamedTuple):
     mode: str = ""
 
 
-def assemble(sites: Sites, seed: int = 0, data_dir: Path | None = None, agreed: Schema | None = None) -> Own:
-    """Everything from files to tensors; the seed decides which rows are kept for testing."""
+def assemble(
+    sites: Sites,
+    seed: int = 0,
+    data_dir: Path | None = None,
+    agreed: Schema | None = None,
+    target: Literal["class", "number"] = "class",
+) -> Own:
+    """Everything from files to tensors; the seed decides which rows test, ``target`` what a label is."""
     sites = described(sites, data_dir)
     materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
     notes = [note for _, site_notes in materials.values() for note in site_notes]
     found = {name: material for name, (material, _) in materials.items()}
-    schema = _agreed(sites, found, agreed)
+    schema = _agreed(sites, found, agreed, target)
     codes = {name: _codes(name, schema, material) for name, material in found.items()}
     tests = {}
     for name, material in found.items():
@@ -101,11 +81,11 @@ def described(sites: Sites, data_dir: Path | None = None) -> Sites:
     if sites.source is None:
         _check(sites)
         return sites
-    from fedapa.data.datasets.heart_disease import heart_disease
-
-    if sites.source != "heart-disease":
-        raise InputError(f"there are no sites called '{sites.source}'", "known is heart-disease; or name your files")
-    return heart_disease(sites, data_dir)
+    info = SOURCES.get(sites.source)
+    if info is None or info.describe is None:
+        known = " or ".join(name for name, known in SOURCES.items() if known.sites)
+        raise InputError(f"there are no sites called '{sites.source}'", f"known is {known}; or name your files")
+    return info.describe(sites, locate(info.name, data_dir))
 
 
 def read_source(name: str, data_dir: Path | None = None) -> dict[str, int]:
@@ -235,14 +215,14 @@ def _labelled(name: str, sites: Sites, material: Material) -> tuple[Material, li
 # --- agreeing ------------------------------------------------------------------------------------
 
 
-def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None) -> Schema:
+def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, target: str) -> Schema:
     """The agreed schema if there is one, else the one that fits all these sites."""
     if agreed is not None or sites.schema_file is not None:
         schema = agreed or schemas.read_schema(Path(str(sites.schema_file)).expanduser())
         for name, material in found.items():
             _check_fits(name, schema, material)
         return schema
-    classes = {} if sites.target == "number" else _classes(sites, found)
+    classes = {} if target == "number" else _classes(sites, found)
     tables = {name: material.table for name, material in found.items() if material.table is not None}
     if tables:
         return schemas.lay_out(tables, sites.label, classes, sites.categories)
@@ -388,9 +368,13 @@ def _fitted(
 
 
 def _federated(
-    sites: Sites, found: Mapping[str, Material], codes: Mapping[str, Arrays], tests: Mapping[str, Mask],
-    fitted: Mapping[str, Schema], seed: int,
-) -> Federated:  # fmt: skip
+    sites: Sites,
+    found: Mapping[str, Material],
+    codes: Mapping[str, Arrays],
+    tests: Mapping[str, Mask],
+    fitted: Mapping[str, Schema],
+    seed: int,
+) -> Federated:
     inputs = {name: _inputs(fitted[name], material) for name, material in found.items()}
     parts, held = [], {}
     for name in found:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.federated import set_aside
+from fedapa.data.site_description import SplitRule
 from fedapa.data.tables import Cells, Mask, as_number
 from fedapa.errors import InputError
 
-Rule = Literal["stratified", "group", "time"]
 Labels = npt.NDArray[np.int64]
 
 
-def test_rows(rule: Rule, y: Labels, share: float, rng: np.random.Generator, keys: Cells | None, where: str) -> Mask:
+def test_rows(
+    rule: SplitRule, y: Labels, share: float, rng: np.random.Generator, keys: Cells | None, where: str
+) -> Mask:
     """Mask of the rows that are kept for testing."""
     if len(y) < 2:
         raise InputError(f"{where}: {len(y)} row cannot be split", "leave the site out, or give it more rows")

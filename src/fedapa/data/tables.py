@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.missing import MISSING
-from fedapa.errors import InputError
+from fedapa.errors import InputError, closest
 
 Cells = npt.NDArray[np.object_]  # text, or None where there is no value
 Mask = npt.NDArray[np.bool_]
@@ -49,12 +49,9 @@ class Table:
 
 
 def no_such_column(path: Path, name: str, what: str, columns: Iterable[str]) -> InputError:
-    from difflib import get_close_matches
-
     known = list(columns)
-    close = get_close_matches(name, known, 1)
     shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    hint = f"did you mean '{close[0]}'?" if close else f"its columns are {shown}"
+    hint = f"did you mean '{close}'?" if (close := closest(name, known)) else f"its columns are {shown}"
     return InputError(f"{path}: there is no {what} '{name}'", hint)
 
 

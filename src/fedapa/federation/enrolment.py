@@ -201,12 +201,17 @@ def described_by(site: Enrolled, message: Incoming) -> Description:
     sound = found.site == site.name and (
         found.fault
         or (
-            found.dtype in ("uint8", "float32") and 0 < len(found.shape) <= 4 and min(found.shape) > 0
-            and 0 < found.train < MOST and 0 <= found.test < MOST and 0 <= found.validation < MOST
-            and 0 <= found.classes <= MOST_CLASSES and len(found.target) == (0 if found.classes else 3)
+            found.dtype in ("uint8", "float32")
+            and 0 < len(found.shape) <= 4
+            and min(found.shape) > 0
+            and 0 < found.train < MOST
+            and 0 <= found.test < MOST
+            and 0 <= found.validation < MOST
+            and 0 <= found.classes <= MOST_CLASSES
+            and len(found.target) == (0 if found.classes else 3)
             and all(0 <= label < found.classes for label in found.labels)
         )
-    )  # fmt: skip
+    )
     if not sound:
         raise RunError(f"site {site.name} sent an inconsistent description", "see its log")
     return replace(found, fault=messages.plain(found.fault, 500))

@@ -31,9 +31,16 @@ def make_authority(certificate: Path, key: Path, name: str) -> None:
     own = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedapa federation {name}"[:64])])
     usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
     made = (
         _dated(AUTHORITY_YEARS)
         .subject_name(subject)

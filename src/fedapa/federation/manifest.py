@@ -42,9 +42,14 @@ def agreement(
     """The content of wire.json: the different messages up and down, what leaves once at enrolment, the noise."""
     ups, downs = ([listed(pair[side]) for pair in exchanges] for side in (1, 0))
     content = {
-        "format": FORMAT, "site": site, "method": method, "up": _different(ups), "down": _different(downs),
-        "bytes_up_per_round": max((count_bytes(up) for _, up in exchanges), default=0), "once": list(once),
-    }  # fmt: skip
+        "format": FORMAT,
+        "site": site,
+        "method": method,
+        "up": _different(ups),
+        "down": _different(downs),
+        "bytes_up_per_round": max((count_bytes(up) for _, up in exchanges), default=0),
+        "once": list(once),
+    }
     if noise is not None:
         content["noise"] = json.loads(noise.to_json()) | {"not covered": list(NOT_COVERED)}
     return {**content, "seal": seal(content)}

@@ -84,10 +84,15 @@ def _events(path: Path) -> list[dict[str, Any]]:
     with run_db.reading(path / "run.db") as db:
         rows = run_db.events(db)
     return [
-        {"run": path.name, "round": t + 1, "site": names[i] if i is not None and i < len(names) else "", "kind": kind,
-         "text": text}
+        {
+            "run": path.name,
+            "round": t + 1,
+            "site": names[i] if i is not None and i < len(names) else "",
+            "kind": kind,
+            "text": text,
+        }
         for t, i, kind, text in rows
-    ]  # fmt: skip
+    ]
 
 
 def release(path: Path, name: str) -> None:

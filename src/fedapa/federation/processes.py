@@ -43,9 +43,14 @@ class Child:
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_die_with_parent,
-            )  # fmt: skip
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
         self.starts += 1
 
     def look(self) -> None:
@@ -144,6 +149,14 @@ def flower(function: str, *words: str) -> list[str]:
     """One of Flower's own programs, of this very installation."""
     module, _, name = function.partition(":")
     return [sys.executable, "-c", f"from {module} import {name}; {name}()", *words]
+
+
+def options(**values: object) -> list[str]:
+    """Words of a command line: ``options(port=1, verbose=True)`` is ``--port 1 --verbose``."""
+    words = []
+    for name, value in values.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 def free_port() -> int:

@@ -24,6 +24,7 @@ from fedapa.federation import messages
 from fedapa.federation.messages import Incoming, Outgoing, Terms, TrainReply, TrainRequest, Unsound
 from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
 from fedapa.training.task import Task
@@ -57,19 +58,6 @@ class Session(Protocol):
         """Begin again after ``SessionLost``; raises RunError if that cannot be done."""
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Timeouts, retries and quarantine limits."""
-
-    round_timeout: float = 600.0  # seconds for all answers of one exchange
-    rejoin: float = 120.0  # seconds that a site may be offline before a round goes on without it
-    retries: int = 2  # requests repeated after an error at a site
-    min_replies: int = 1  # uploads without which a round is not closed
-    quorum_timeout: float = 3600.0  # seconds to wait for so many before the run stops, to be resumed
-    quarantine_after: int = 3  # refused uploads in a row
-    most_bytes: float = 2**30  # of an upload
-
-
 @dataclass
 class SiteState:
     """What the server knows of one site."""
@@ -99,14 +87,14 @@ class RemoteTransport:
         session: Session,
         terms: Terms,
         places: Callable[[], Sequence[int | None]],
-        patience: RetryPolicy | None = None,
+        policy: SitePolicy | None = None,
         tests: Sequence[tuple[int, int]] | None = None,
         scores: Sequence[Score] = (ACCURACY,),
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.session, self.terms, self.places = session, terms, places
-        self.patience, self.tests, self.scores = patience or RetryPolicy(), tests, scores
+        self.policy, self.tests, self.scores = policy or SitePolicy(), tests, scores
         self._clock, self._sleep = clock, sleep
         self.standings = [SiteState() for _ in terms.names]
         self._pending: dict[int, tuple[int, str]] = {}
@@ -120,7 +108,7 @@ class RemoteTransport:
         self._uploaded.clear()
         waiting = {}
         for request in requests:
-            if self.standings[request.client].refusals >= self.patience.quarantine_after:
+            if self.standings[request.client].refusals >= self.policy.quarantine_after:
                 text = f"is in quarantine after {self.standings[request.client].refusals} refused uploads"
                 yield Reply(request.client, None, None, None, 0.0, 0.0, text)
             else:
@@ -181,7 +169,7 @@ class RemoteTransport:
                 continue
             if needed <= 0 and waiting:
                 yield from self._give_up(waiting, begin)
-            elif self._clock() - begin > self.patience.quorum_timeout:
+            elif self._clock() - begin > self.policy.quorum_timeout:
                 break
             if waiting:
                 self._sleep(POLL)
@@ -192,7 +180,7 @@ class RemoteTransport:
     def _needed(self, requests: Sequence[Request]) -> int:
         """Uploads to wait for. Where sites train one after another, nobody waits for one of them."""
         training = sum(request.train for request in requests)
-        return 0 if training <= 1 < len(self.terms.names) else min(self.patience.min_replies, training)
+        return 0 if training <= 1 < len(self.terms.names) else min(self.policy.min_replies, training)
 
     def _send(self, waiting: dict[int, Waiting], nodes: dict[int, Node]) -> None:
         places = self.places()
@@ -215,11 +203,18 @@ class RemoteTransport:
         standing, i = self.standings[request.client], request.client
         keep_from = min(tags[i] for tags in self._safe) if len(self._safe) == self._safe.maxlen else 0
         ask = TrainRequest(
-            self.terms.names[i], i, request.round, request.train, request.evaluate, request.evaluate_last,
-            standing.accepted, standing.digest, keep_from,
-        )  # fmt: skip
+            self.terms.names[i],
+            i,
+            request.round,
+            request.train,
+            request.evaluate,
+            request.evaluate_last,
+            standing.accepted,
+            standing.digest,
+            keep_from,
+        )
         records = {"terms": messages.write(self.terms), "ask": messages.write(ask)}
-        seconds = self.patience.round_timeout + self.patience.rejoin
+        seconds = self.policy.round_timeout + self.policy.rejoin
         return Outgoing(place, "train", records, {"down": request.down()}, seconds, str(request.round + 1))
 
     def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Incoming]]:
@@ -242,7 +237,7 @@ class RemoteTransport:
             entry.message = ""
             entry.tries += failure.kind != "away"
             entry.problems.append(messages.plain(failure.reason))
-            if entry.tries <= self.patience.retries:
+            if entry.tries <= self.policy.retries:
                 return None
             return Reply(i, None, None, None, 0.0, 0.0, f"failed: {entry.problems[-1]}")
         seconds = self._clock() - entry.sent
@@ -280,7 +275,7 @@ class RemoteTransport:
                 self._check_scores(i, row)
         if not answer.trained:
             return answer, None
-        return answer, message.tree("up", self.patience.most_bytes)
+        return answer, message.tree("up", self.policy.max_upload_bytes)
 
     def _sums(self, row: list[float]) -> Sums:
         return np.array(row, dtype=np.float64).reshape(len(self.scores), 4)
@@ -303,9 +298,9 @@ class RemoteTransport:
         for i, entry in list(waiting.items()):
             if places[i] is None:
                 text = "has left the federation"
-            elif entry.offline is not None and now - entry.offline >= self.patience.rejoin:
+            elif entry.offline is not None and now - entry.offline >= self.policy.rejoin:
                 text = f"was offline for {now - entry.offline:.0f} s"
-            elif now - begin >= self.patience.round_timeout:
+            elif now - begin >= self.policy.round_timeout:
                 text = f"did not answer within {now - begin:.0f} s"
             else:
                 continue

@@ -18,7 +18,7 @@ from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
 from fedapa.federation.messages import DTYPES, Description, Terms
 from fedapa.federation.registry import Enrolled
-from fedapa.federation.remote_transport import POLL, RemoteTransport, RetryPolicy, Session, SessionLost
+from fedapa.federation.remote_transport import POLL, RemoteTransport, Session, SessionLost
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
@@ -49,7 +49,7 @@ def play_over(
     like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
-        session, terms, lambda: places(members(), transport.terms.names), patience(config), tests, task.objective.scores
+        session, terms, lambda: places(members(), transport.terms.names), wanted, tests, task.objective.scores
     )
     meta = {
         "label": config.methods[0],
@@ -64,17 +64,20 @@ def play_over(
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
     return play(
-        method, task, transport, plan, begin, like, rows, folder, meta, run.checkpoint_every, progress,
-        run.mmap_above_mb, gate,
-    )  # fmt: skip
-
-
-def patience(config: Config) -> RetryPolicy:
-    f = config.federation
-    return RetryPolicy(
-        f.round_timeout, f.rejoin, f.retries, f.min_replies, f.quorum_timeout, f.quarantine_after,
-        f.max_upload_mb * 2**20,
-    )  # fmt: skip
+        method,
+        task,
+        transport,
+        plan,
+        begin,
+        like,
+        rows,
+        folder,
+        meta,
+        run.checkpoint_every,
+        progress,
+        run.mmap_above_mb,
+        gate,
+    )
 
 
 def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:
@@ -96,10 +99,17 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     if engine in ("auto", "vmap"):
         engine = "native" if engine == "auto" and all(d.native for d in found) else "torch"
     terms = Terms(
-        secrets.token_hex(16), text, [d.site for d in found], [d.train for d in found], engine, first.classes,
-        first.shape, first.mean, first.std,
+        secrets.token_hex(16),
+        text,
+        [d.site for d in found],
+        [d.train for d in found],
+        engine,
+        first.classes,
+        first.shape,
+        first.mean,
+        first.std,
         [] if first.classes else list(target_scale([(d.target[0], d.target[1], d.target[2]) for d in found])),
-    )  # fmt: skip
+    )
     return Agreement(terms, found, [0] * len(found), [NEVER] * len(found))
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedapa.config.experiment import load_data, objective_of
-from fedapa.config.load import check, load, settings_of, training_of
+from fedapa.config.experiment import load_data, method_from, objective_of, plan_from, task_from
+from fedapa.config.load import check, load
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated, target_sums
@@ -27,17 +27,16 @@ from fedapa.federation.kit import Kit, read_kit
 from fedapa.federation.messages import Description, Terms, TrainReply, TrainRequest
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_store import Store
-from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.plugins import is_own
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, reseed, visit
-from fedapa.simulation import make_task
-from fedapa.training.engines.choice import Engine, native_kernel
+from fedapa.training.engines.choice import native_kernel
 from fedapa.training.local import Entropy
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Engine
+from fedapa.training.task import Task
 
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 SALT = "salt"
@@ -55,22 +54,12 @@ class Agreed(NamedTuple):
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
     (name,) = config.methods
-    run, model, training = config.run, config.model, Training(**training_of(config, name).model_dump())
-    plan = Plan(run.rounds, run.participation, run.schedule, config.seeds[0], run.evaluate_every)
     target = (terms.target[0], terms.target[1]) if terms.target else (0.0, 1.0)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "", target)
     engine: Engine = terms.engine  # type: ignore[assignment]
-    task = make_task(
-        about, model.name, training, run.rounds, model.head, model.buffers, engine, run.participation,
-        objective_of(config, terms.classes),
-    )  # fmt: skip
+    task = task_from(config, name, about, engine)
     task = replace(task, sizes=torch.tensor(terms.sizes, dtype=torch.int64), names=tuple(terms.names))
-    return Agreed(_method(config), task, plan)
-
-
-def _method(config: Config) -> Method:
-    base, settings = settings_of(config, config.methods[0])
-    return make(base, **settings)
+    return Agreed(method_from(config, name), task, plan_from(config))
 
 
 def _salted(record: Record) -> Record:
@@ -138,7 +127,8 @@ class Site:
             config = self._checked(read_config(text))
             if self.wire is not None:
                 manifest.check_method(self.wire, config.methods[0])
-                manifest.check_noise(self.wire, account_of(_method(config), config.run.rounds, simulated=False))
+                method = method_from(config, config.methods[0])
+                manifest.check_noise(self.wire, account_of(method, config.run.rounds, simulated=False))
             data, model = self.share(config), config.model
             outputs = objective_of(config, data.classes).outputs(data.classes)
             split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
@@ -150,11 +140,21 @@ class Site:
         target = [] if data.classes else list(target_sums(mine.train.y))
         held = 0 if mine.validation is None else len(mine.validation.y)
         return Description(
-            self.name, "", len(mine.train.y), len(mine.test.y), held, data.classes,
-            list(data.shape), str(mine.train.x.dtype).removeprefix("torch."),
-            list(map(float, data.mean)), list(map(float, data.std)), target, labels, fingerprint,
+            self.name,
+            "",
+            len(mine.train.y),
+            len(mine.test.y),
+            held,
+            data.classes,
+            list(data.shape),
+            str(mine.train.x.dtype).removeprefix("torch."),
+            list(map(float, data.mean)),
+            list(map(float, data.std)),
+            target,
+            labels,
+            fingerprint,
             native_kernel(split, data) is not None,
-        )  # fmt: skip
+        )
 
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
         """Do what is asked. The new state is on the disk before the upload is on its way."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from fedapa.errors import RunError
+from fedapa.store.atomic_io import write_atomically
 
 FILE = "status.json"
 
@@ -17,17 +19,13 @@ def note(folder: Path, **facts: Any) -> None:
     """Add facts; nothing depends on them, so a full disk is no reason to stop. It is one to say so, though: where there
     is no room for another file, the present one is written over, as that needs none."""
     path = folder / FILE
-    aside = path.with_suffix(".part")
     content = json.dumps(read(folder) | facts | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, indent=2).encode()
     try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-            with open(path, "r+b", buffering=0) as file:
-                file.write(content)
-                file.truncate()
+        write_atomically(path, content)
+    except (OSError, RunError):
+        with suppress(OSError), open(path, "r+b", buffering=0) as file:
+            file.write(content)
+            file.truncate()
 
 
 def complain(text: str) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedapa.errors import InputError
+from fedapa.errors import InputError, did_you_mean
 from fedapa.methods import recipes
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ def entry(name: str) -> Entry:
     if named not in (recipes.COMMON, recipes.AUTHORS):
         raise InputError(f"unknown recipe {named!r}", f"choose one of {recipes.COMMON}, {recipes.AUTHORS}")
     if method not in METHODS:
-        close = get_close_matches(method, METHODS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(METHODS)}"
+        hint = did_you_mean(method, METHODS, f"choose one of {', '.join(METHODS)}")
         raise InputError(f"unknown method {method!r}", hint)
     return METHODS[method]
 
@@ -167,8 +165,7 @@ def make(name: str, **settings: Any) -> Method:
         if key in cls.renamed:
             raise InputError(f"{name} has no hyper-parameter {key!r} any more", f"renamed to {cls.renamed[key]}")
         if key not in legal:
-            close = get_close_matches(key, legal, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(legal) or 'none'}"
+            hint = did_you_mean(key, legal, f"it has: {', '.join(legal) or 'none'}")
             raise InputError(f"{name} has no hyper-parameter {key!r}", hint)
     method: Method = cls(**{**METHODS[name].preset, **recipes.recipe(name, named).settings, **settings})
     for wrapper in around:

@@ -81,9 +81,12 @@ class DBE(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         given = {
-            "mean": client["mean"], "ready": (down["phase"] > FINDING).float(),
-            "kappa": torch.tensor(self.pull(task.d)), "mu": torch.tensor(self.mu), "b": client["b"],
-        }  # fmt: skip
+            "mean": client["mean"],
+            "ready": (down["phase"] > FINDING).float(),
+            "kappa": torch.tensor(self.pull(task.d)),
+            "mu": torch.tensor(self.mu),
+            "b": client["b"],
+        }
         params = {k: client[k] for k in ("theta", "phi", "b") if self.train_bias or k != "b"}
         trained = local.sgd(debiased, params, given=given, carry={"m": torch.zeros(task.d)}, replaced=True)
         client = {k: trained.get(k, client[k]) for k in client}

@@ -104,9 +104,17 @@ class FedALA(Method):
         W, losses, most = client["W"], list[float](), 1 if client["settled"] else self.cap
         while len(losses) < most and not self._has_settled(losses):
             found = share.sgd(
-                loss, {"W": W}, given=given, carry={"loss": torch.zeros(())}, epochs=1,
-                lr=self.eta, momentum=0.0, weight_decay=0.0, project=unit_box, memory=None,
-            )  # fmt: skip
+                loss,
+                {"W": W},
+                given=given,
+                carry={"loss": torch.zeros(())},
+                epochs=1,
+                lr=self.eta,
+                momentum=0.0,
+                weight_decay=0.0,
+                project=unit_box,
+                memory=None,
+            )
             W = found["W"]
             losses.append(float(found["loss"]))
         return W

@@ -81,9 +81,15 @@ class FedPAC(Method):
         sums = proto.class_sums(z, local.data.y, task.classes)
         h, V = statistics(z, sums)
         phi = local.sgd(
-            task_loss, {"phi": client["phi"]}, given={"theta": client["theta"]}, epochs=self.head_epochs,
-            lr=self.head_lr, momentum=self.head_momentum, weight_decay=self.head_weight_decay, memory=None,
-        )  # fmt: skip
+            task_loss,
+            {"phi": client["phi"]},
+            given={"theta": client["theta"]},
+            epochs=self.head_epochs,
+            lr=self.head_lr,
+            momentum=self.head_momentum,
+            weight_decay=self.head_weight_decay,
+            memory=None,
+        )
         given = phi | self._targets(down, proto.class_means(sums, counts))
         theta = local.sgd(aligned, {"theta": client["theta"]}, given=given, replaced=True)
         client = {**theta, **phi}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,24 +23,12 @@ import torch
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError
+from fedapa.methods.attack import Attack
 from fedapa.methods.method import COUNTS, Method, hyper
 from fedapa.methods.wrappers import Wrapped, change_of, gauss, has_reference, restored
 from fedapa.streams import stream
 from fedapa.training.local import Local
 from fedapa.training.task import Task
-
-Kind = Literal["label-flip", "noise", "scaled"]
-FACTORS = {"label-flip": 0.0, "noise": 1.0, "scaled": -5.0}
-
-
-class Attack(NamedTuple):
-    kind: Kind
-    clients: tuple[int, ...]  # ascending
-    factor: float
-
-    def __str__(self) -> str:
-        how = "" if self.kind == "label-flip" else f" ({self.factor:g})"
-        return f"{self.kind}{how} by {', '.join(map(str, self.clients))}"
 
 
 def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int, ...]:

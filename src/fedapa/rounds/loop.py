@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ import torch
 from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.data.federated import Split
 from fedapa.errors import InputError, RunError
-from fedapa.methods.method import Method, Schedule
+from fedapa.methods.method import Method
 from fedapa.rounds.evaluation import UNKNOWN, Sums, nothing
 from fedapa.rounds.membership import Gate, Newcomer
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import Room, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
 from fedapa.rounds.upload_limits import Limits
@@ -29,26 +30,6 @@ from fedapa.training.task import Task
 DONATE_ABOVE = 256 * 2**20  # a server state larger than this is updated in place, without a second copy
 KEEP_SENT = 256 * 2**20  # bytes of sent messages kept at hand; the rest is computed again when needed
 SEND_TOGETHER, TOGETHER_BYTES = 64, 128 * 2**20  # most clients, and most bytes, that are sent to in one go
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the loop needs to know beyond the task."""
-
-    rounds: int = 50
-    participation: tuple[float, float] = (0.6, 1.0)
-    schedule: Schedule | Literal["auto"] = "auto"
-    seed: int = 0
-    evaluate_every: int = 1
-
-    def __post_init__(self) -> None:
-        low, high = self.participation
-        if self.rounds < 1:
-            raise InputError(f"rounds is {self.rounds}", "at least one round is needed")
-        if not 0 < low <= high <= 1:
-            raise InputError(f"participation is {low:g} to {high:g}", "shares must satisfy 0 < low <= high <= 1")
-        if self.evaluate_every < 1:
-            raise InputError(f"evaluate_every is {self.evaluate_every}", "1 evaluates every round")
 
 
 class Event(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedapa.data.profile import Profile, profile
-from fedapa.data.sites import Sites
+from fedapa.data.site_description import Sites
 from fedapa.data.tables import read_table
 
 

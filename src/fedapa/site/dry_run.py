@@ -9,22 +9,23 @@ from typing import Any, NamedTuple
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import predictions
 from fedapa.analysis.statistics import Interval
-from fedapa.config.experiment import load_own, objective_of, single
+from fedapa.config.experiment import load_own, method_from, task_from
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import InputError
 from fedapa.federation import manifest
-from fedapa.methods.catalogue import entry, make
+from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, Role
 from fedapa.methods.wrappers import account_of
-from fedapa.rounds.loop import Expected, Plan, RoundLog, start
+from fedapa.rounds.loop import Expected, RoundLog, start
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
-from fedapa.simulation import doubts, make_task, simulate
+from fedapa.simulation import doubts, simulate
 from fedapa.site.measures import Measure, measures_of
-from fedapa.training.task import Task, Training
+from fedapa.training.task import Task
 
 TARGET = "count, sum and sum of squares of the target over the train rows"
 
@@ -49,13 +50,8 @@ def dry_run(
     own = load_own(config, seed)
     i = _place(own.data, site)
     client = own.data.clients[i]
-    training = Training(**training_of(config, method).model_dump())
-    task = make_task(
-        own.data, config.model.name, training, config.run.rounds, config.model.head, config.model.buffers,
-        participation=config.run.participation, objective=objective_of(config, own.data.classes),
-    )  # fmt: skip
-    base, settings = settings_of(single(config, method, seed), method)
-    played = make(base, **settings)
+    task, played = task_from(config, method, own.data), method_from(config, method)
+    base, _ = settings_of(config, method)
     exchanges = _messages(played, task, client, i, seed)
     assert config.sites is not None
     schema = own.schemas[i]
@@ -103,7 +99,7 @@ def _alone(
 ) -> statistics.Floats:
     """Predictions of the site's own test rows after as many rounds of training alone."""
     mine = replace(data, clients=(data.clients[i],))
-    training = Training(**training_of(config, "local").model_dump())
+    training = training_of(config, "local")
     alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
     plan = Plan(config.run.rounds, (1.0, 1.0), seed=config.seeds[0], evaluate_every=config.run.rounds)
     done = simulate(LocalOnly(), alone, mine, plan, progress=progress)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,13 @@ from torch import Tensor
 
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
-from fedapa.config.experiment import Parts, assemble, load_own, read_config, target_of
+from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
-from fedapa.data.sites import Own, Sites, described
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import entry
@@ -135,8 +135,7 @@ def agreed_schema(config: Config) -> Schema:
 
 def sites_of(config: Config) -> Sites:
     assert config.sites is not None
-    found = Sites(**config.sites.model_dump(mode="python"))
-    return replace(found, target=target_of(config))
+    return config.sites
 
 
 def data_dir_of(config: Config) -> Path | None:
@@ -160,10 +159,21 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     own = {measure.name: measure.own(y, p) for measure in measures}
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(
-        client.name, config.methods[0], known.title, known.stays, known.up, parts.plan.rounds, trained,
-        tested, own, shares, names, privacy_of(parts.method, parts.plan.rounds),
-        settings_text(config), measures=measures,
-    )  # fmt: skip
+        client.name,
+        config.methods[0],
+        known.title,
+        known.stays,
+        known.up,
+        parts.plan.rounds,
+        trained,
+        tested,
+        own,
+        shares,
+        names,
+        privacy_of(parts.method, parts.plan.rounds),
+        settings_text(config),
+        measures=measures,
+    )
 
 
 def counts_of(y: Tensor, classes: int) -> list[int]:

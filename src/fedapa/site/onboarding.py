@@ -22,7 +22,8 @@ from fedapa.config.load import settings_of
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
-from fedapa.data.sites import Own, Sites, described
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, described
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError, RunError
 from fedapa.methods.catalogue import entry
@@ -109,9 +110,14 @@ def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
 
 
 def _join(
-    method: Method, task: Task, point: Checkpoint, client: ClientData, seed: int, rounds: int,
+    method: Method,
+    task: Task,
+    point: Checkpoint,
+    client: ClientData,
+    seed: int,
+    rounds: int,
     told: Callable[[int], None] | None,
-) -> tuple[Tree, Record]:  # fmt: skip
+) -> tuple[Tree, Record]:
     server, i = method.admit(task, point.state.server), task.clients - 1
     keeps_rows = any(server[name].shape != leaf.shape for name, leaf in point.state.server.items())
     record = Record(method.init(task, seed)[1], {})
@@ -150,18 +156,37 @@ def _mean(task: Task, point: Checkpoint) -> Tree:
 
 
 def _write(
-    run: Path, out: Path, parts: Parts, own: Own, task: Task, state: Tree, scores: dict[str, Interval],
-    weights: dict[str, float], rounds: int, flaw: str,
-) -> Path:  # fmt: skip
+    run: Path,
+    out: Path,
+    parts: Parts,
+    own: Own,
+    task: Task,
+    state: Tree,
+    scores: dict[str, Interval],
+    weights: dict[str, float],
+    rounds: int,
+    flaw: str,
+) -> Path:
     config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
     base, settings = settings_of(config, config.methods[0])
     trained, tested = (counts_of(part.y, own.data.classes) for part in (client.train, client.test))
     known = entry(base)
     facts = Facts(
-        client.name, config.methods[0], f"{known.title}, joined later,", known.stays, known.up, rounds, trained,
-        tested, scores, weights, task.names, privacy_of(parts.method, rounds), flaw=flaw,
+        client.name,
+        config.methods[0],
+        f"{known.title}, joined later,",
+        known.stays,
+        known.up,
+        rounds,
+        trained,
+        tested,
+        scores,
+        weights,
+        task.names,
+        privacy_of(parts.method, rounds),
+        flaw=flaw,
         measures=measures_of(task.objective),
-    )  # fmt: skip
+    )
     card = write_card(facts, schema, [])
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
     about = {"rounds": rounds, "seed": parts.plan.seed, "data": parts.data.name}

@@ -54,8 +54,14 @@ def write_onnx(folder: Path) -> Path:
     shape = found.schema.shape or (len(found.schema.inputs),)
     with _quiet():
         torch.onnx.export(
-            Network(found).eval(), (torch.zeros(2, *shape),), str(path), input_names=["inputs"],
-            output_names=["probabilities"], dynamic_shapes={"x": {0: torch.export.Dim("rows")}}, dynamo=True,
-            external_data=False, verbose=False,
-        )  # fmt: skip
+            Network(found).eval(),
+            (torch.zeros(2, *shape),),
+            str(path),
+            input_names=["inputs"],
+            output_names=["probabilities"],
+            dynamic_shapes={"x": {0: torch.export.Dim("rows")}},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
     return path

@@ -24,8 +24,8 @@ from fedapa.analysis.personalized_model import predictions
 from fedapa.core.tree import Tree, digest
 from fedapa.data import schema as schemas
 from fedapa.data.schema import Schema
+from fedapa.data.site_description import Sites
 from fedapa.data.site_images import KINDS, paths_beside, read_images
-from fedapa.data.sites import Sites
 from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
@@ -100,9 +100,18 @@ def _lines(table: Table) -> list[str]:
 
 
 def write_model(
-    folder: Path, site: str, base: str, settings: Mapping[str, Any], model: Mapping[str, str], task: Task, state: Tree,
-    schema: Schema, sites: Sites, card: str, facts: Mapping[str, Any],
-) -> Path:  # fmt: skip
+    folder: Path,
+    site: str,
+    base: str,
+    settings: Mapping[str, Any],
+    model: Mapping[str, str],
+    task: Task,
+    state: Tree,
+    schema: Schema,
+    sites: Sites,
+    card: str,
+    facts: Mapping[str, Any],
+) -> Path:
     """All four files; what is there already is replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,10 +120,18 @@ def write_model(
     kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
     save_file(kept, folder / TENSORS)
     about = {
-        "format": FORMAT, "site": site, "method": {"name": base, "settings": dict(settings)}, "model": dict(model),
-        "classes": list(schema.class_names), "shape": list(schema.shape or (len(schema.inputs),)),
-        "mean": list(task.mean), "std": list(task.std), "digest": digest(kept), "objective": _objective(task), **facts,
-    }  # fmt: skip
+        "format": FORMAT,
+        "site": site,
+        "method": {"name": base, "settings": dict(settings)},
+        "model": dict(model),
+        "classes": list(schema.class_names),
+        "shape": list(schema.shape or (len(schema.inputs),)),
+        "mean": list(task.mean),
+        "std": list(task.std),
+        "digest": digest(kept),
+        "objective": _objective(task),
+        **facts,
+    }
     write_json(folder / ABOUT, about)
     reading = {key: value for key in READING if (value := getattr(sites, key)) is not None}
     write_json(folder / PREPARATION, {"schema": schemas.to_json(schema), "reading": _plain(reading)})

@@ -23,7 +23,7 @@ from fedapa.store import checkpoint, provenance, run_db
 from fedapa.store.atomic_io import make_folder as make_folder
 from fedapa.store.atomic_io import sweep, write_json
 from fedapa.store.checkpoint import Checkpoint
-from fedapa.training.engines.choice import Engine
+from fedapa.training.settings import Engine
 from fedapa.version import NUMERICS
 
 CONFIG = "config.toml"

@@ -9,14 +9,24 @@ from typing import Any, NamedTuple
 
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.data.datasets.sources import source
+from fedapa.data.sources import source
 from fedapa.errors import InputError
 
 # Seconds of a round beside Local's: CIFAR-10, LeNet-5, 20 clients, native engine, one core.
 ROUND = {
-    "fedphp": 3.4, "apple": 2.6, "pfedhn": 1.3, "pfedhn-pc": 1.3, "fedpac": 1.9, "dbe": 1.9, "fedproto": 1.5,
-    "fedgh": 1.1, "pfedla": 1.2, "ditto": 2.1, "fedrep": 3.0, "fedala": 1.4,
-}  # fmt: skip
+    "fedphp": 3.4,
+    "apple": 2.6,
+    "pfedhn": 1.3,
+    "pfedhn-pc": 1.3,
+    "fedpac": 1.9,
+    "dbe": 1.9,
+    "fedproto": 1.5,
+    "fedgh": 1.1,
+    "pfedla": 1.2,
+    "ditto": 2.1,
+    "fedrep": 3.0,
+    "fedala": 1.4,
+}
 SECONDS_PER_PIXEL = 2.6e-8  # of training, forward and back, a guess for a small convolutional network
 
 

@@ -186,11 +186,18 @@ def _local(task: Task, points: Tensor, at: Looked) -> tuple[float, ...]:
     lengths = step.norm(dim=1)
     bends = slope.diff(dim=0).norm(dim=1)[lengths > 0] / lengths[lengths > 0]
     found = (
-        at.loss[-1] - at.loss[0], at.loss[-1] - at.loss[-2], len(step),
-        (slope[:-1] * step).sum(), lengths.square().sum(), slope[:-1].square().sum(), at.noise[:-1].max(),
-        bends.max() if len(bends) else 0.0, at.slope[:, :P].norm(dim=1).max(), slope[-1] @ mixed,
+        at.loss[-1] - at.loss[0],
+        at.loss[-1] - at.loss[-2],
+        len(step),
+        (slope[:-1] * step).sum(),
+        lengths.square().sum(),
+        slope[:-1].square().sum(),
+        at.noise[:-1].max(),
+        bends.max() if len(bends) else 0.0,
+        at.slope[:, :P].norm(dim=1).max(),
+        slope[-1] @ mixed,
         path[:, P:].norm(dim=1).max(),
-    )  # fmt: skip
+    )
     return tuple(map(float, found))
 
 
@@ -206,7 +213,13 @@ def _server(method: FedAPA, r: Round, i: int, size: int) -> tuple[float, ...]:
         0.5 * (new[i] - weights.aggregate(a, theta)).square().sum() for a in (A[i], A[i] + bare, A[i] - bare, row)
     ]
     found = (
-        torch.cat([theta, new]).norm(dim=1).max(), (r.sent[i] - r.new["theta"][i]).double().norm(), share, share * far,
-        1 - A[i, i], (slope * (1 - own)).clamp(min=0).sum(), (row - own).norm(), *proxies,
-    )  # fmt: skip
+        torch.cat([theta, new]).norm(dim=1).max(),
+        (r.sent[i] - r.new["theta"][i]).double().norm(),
+        share,
+        share * far,
+        1 - A[i, i],
+        (slope * (1 - own)).clamp(min=0).sum(),
+        (row - own).norm(),
+        *proxies,
+    )
     return tuple(map(float, found))

@@ -59,8 +59,13 @@ def _mixing(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     rounds = [row["round"] for row in rows]
     axes.plot(rounds, [row["corrected_mixing"] for row in rows], color=CORRECTED, label="corrected bound")
     axes.plot(rounds, [row["coarse_mixing"] for row in rows], color=COARSE, label="$L_2$ · others' share · distance")
-    axes.plot(rounds, [row["printed_mixing"] for row in rows], color=PRINTED, linestyle="--",
-              label="$2 L_2 η (t+1) Max^3$, printed")  # fmt: skip
+    axes.plot(
+        rounds,
+        [row["printed_mixing"] for row in rows],
+        color=PRINTED,
+        linestyle="--",
+        label="$2 L_2 η (t+1) Max^3$, printed",
+    )
     axes.plot(rounds, [row["mixing"] for row in rows], color=MEASURED, marker=".", label="measured")
     axes.set_yscale("symlog", linthresh=1e-4)
     axes.set_xlabel("round")

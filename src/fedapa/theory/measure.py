@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedapa.core.weights import Sign
 from fedapa.methods.fedapa import FedAPA
-from fedapa.rounds.loop import Plan
+from fedapa.rounds.round_plan import Plan
 from fedapa.theory import bound
 from fedapa.theory.bound import Constants, Numbers, Steps
 from fedapa.theory.problem import BATCH, SAMPLES, Problem

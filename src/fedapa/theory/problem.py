@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from fedapa.data.federated import Federated, from_arrays
 from fedapa.simulation import make_task
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 Array = npt.NDArray[Any]
 FEATURES, CLASSES, HIDDEN = 4, 3, 4

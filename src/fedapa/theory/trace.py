@@ -11,7 +11,8 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request, visit
 from fedapa.training.local import Engine, Job, Plain, Trained, train
 from fedapa.training.task import Task

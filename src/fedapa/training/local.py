@@ -21,6 +21,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
+from fedapa.training.engines.native import TrainingCall
 from fedapa.training.task import Batch, Task, proximal, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
@@ -329,15 +330,26 @@ def train_fused(job: Job, params: Tree) -> Trained:
         return Trained(params, velocity)
     both = {**given, **params}
     sizes = torch.tensor([0, *(len(index) for index in indices)])
-    found = task.kernel.train(
-        both["theta"], both["phi"], job.data.x, job.data.y, torch.cat(indices), sizes.cumsum(0),
-        lr_theta=rates.get("theta", 0.0), lr_phi=rates.get("phi", 0.0),
-        momentum=job.momentum, weight_decay=job.weight_decay,
-        velocity_theta=velocity.get("theta"), velocity_phi=velocity.get("phi"),
-        anchor_theta=given.get("anchor_theta"), anchor_phi=given.get("anchor_phi"),
+    call = TrainingCall(
+        theta=both["theta"],
+        phi=both["phi"],
+        x=job.data.x,
+        y=job.data.y,
+        order=torch.cat(indices),
+        bounds=sizes.cumsum(0),
+        lr_theta=rates.get("theta", 0.0),
+        lr_phi=rates.get("phi", 0.0),
+        momentum=job.momentum,
+        weight_decay=job.weight_decay,
+        velocity_theta=velocity.get("theta"),
+        velocity_phi=velocity.get("phi"),
+        anchor_theta=given.get("anchor_theta"),
+        anchor_phi=given.get("anchor_phi"),
         rho=float(given["rho"]) if "rho" in given else 0.0,
-        freeze_theta="theta" not in params, freeze_phi="phi" not in params,
-    )  # fmt: skip
+        freeze_theta="theta" not in params,
+        freeze_phi="phi" not in params,
+    )
+    found = task.kernel.train(call)
     trained = {"theta": found.theta, "phi": found.phi}
     moved = {"theta": found.velocity_theta, "phi": found.velocity_phi}
     return Trained({k: trained[k] for k in params}, {k: moved[k] for k in params})

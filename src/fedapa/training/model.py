@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,10 @@ from torch.func import functional_call
 
 from fedapa.errors import InputError
 from fedapa.plugins import is_own, load_object
+from fedapa.training.settings import HEAD, Buffers
 
-Buffers = Literal["shared", "private"]
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 Model = str | nn.Module | Callable[..., nn.Module]  # by name, with weights of its own, or made by a class or function
-HEAD = "head"
 HOW = "write it as (shape, classes) -> nn.Module"
 
 
@@ -45,11 +44,19 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 as the paper sizes it: 61,156 shared and 850 private parameters on CIFAR-10."""
     channels, flat = shape[0], 16 * _after_two_pools(shape) ** 2
     return _sequential(
-        conv1=nn.Conv2d(channels, 6, 5), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(),
-        fc1=nn.Linear(flat, 120), relu3=nn.ReLU(), fc2=nn.Linear(120, 84), relu4=nn.ReLU(),
+        conv1=nn.Conv2d(channels, 6, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
         head=nn.Linear(84, classes),
-    )  # fmt: skip
+    )
 
 
 def _after_two_pools(shape: tuple[int, ...]) -> int:
@@ -67,18 +74,27 @@ def cnn8(shape: tuple[int, ...], classes: int) -> nn.Module:
         raise InputError(f"model cnn8 needs images of at least 4x4, the data has shape {list(shape)}", 'use "mlp"')
     flat = 16 * (shape[1] // 2) * (shape[2] // 2)
     return _sequential(
-        conv1=nn.Conv2d(shape[0], 16, 3, padding=1), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2), flatten=nn.Flatten(),
-        fc1=nn.Linear(flat, 32), relu2=nn.ReLU(), head=nn.Linear(32, classes),
-    )  # fmt: skip
+        conv1=nn.Conv2d(shape[0], 16, 3, padding=1),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, 32),
+        relu2=nn.ReLU(),
+        head=nn.Linear(32, classes),
+    )
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Two hidden layers of 64 for tables and small images."""
     flat = int(torch.Size(shape).numel())
     return _sequential(
-        flatten=nn.Flatten(), fc1=nn.Linear(flat, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 64), relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, 64),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(64, 64),
+        relu2=nn.ReLU(),
         head=nn.Linear(64, classes),
-    )  # fmt: skip
+    )
 
 
 def _sequential(**layers: nn.Module) -> nn.Sequential:

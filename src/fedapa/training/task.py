@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +13,12 @@ from fedapa.core.tree import Tree
 from fedapa.training.engines.native import Kernel
 from fedapa.training.model import SplitModel
 from fedapa.training.objective import Classification, Objective
+from fedapa.training.settings import Training
 
 
 class Batch(NamedTuple):
     x: Tensor
     y: Tensor
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a client trains unless its method says otherwise; defaults are the FedAPA paper's."""
-
-    lr: float = 0.01
-    momentum: float = 0.9
-    batch: int = 64
-    epochs: int = 2
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0  # largest norm of a gradient; 0: any
-    drop_last: bool = True
-    keep_momentum: bool | Literal["auto"] = "auto"  # from visit to visit; auto: where the weights go on, too
 
 
 @dataclass(frozen=True, eq=False)

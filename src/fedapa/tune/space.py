@@ -21,8 +21,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ import numpy as np
 
 from fedapa.config.load import check, settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.errors import InputError
+from fedapa.errors import InputError, did_you_mean
 from fedapa.methods.catalogue import METHODS, entry, make
 from fedapa.methods.method import Method
 
@@ -177,8 +176,7 @@ def _placed(key: str, config: Config) -> tuple[str, str]:
     names = {*config.methods, *config.method, *METHODS}
     owner = max((name for name in names if key.startswith(f"{name}.")), key=len, default=None)
     if owner is None:
-        close = get_close_matches(key.partition(".")[0], [*names, "training"], 1)
-        hint = f"did you mean {close[0]}?" if close else "write METHOD.NAME or training.NAME"
+        hint = did_you_mean(key.partition(".")[0], [*names, "training"], "write METHOD.NAME or training.NAME")
         raise InputError(f"the search space names {key}, which is of no method", hint)
     return owner, key.removeprefix(f"{owner}.")
 
@@ -189,7 +187,7 @@ def _check_legal(config: Config, name: str, space: Space) -> None:
         for value in dimension.values if isinstance(dimension, Choices) else dimension[:2]:
             said = f"the search space of {name}, {key}={dimension}"
             own = {name: table(config, name, {key: value})}
-            check({"methods": [name], "method": own, "training": config.training.model_dump()}, name=said)
+            check({"methods": [name], "method": own, "training": asdict(config.training)}, name=said)
 
 
 def table(config: Config, name: str, settings: Settings) -> dict[str, Any]:

@@ -81,8 +81,9 @@ def make_plan(
 def trial_config(plan: Plan, method: str, trials: Sequence[Trial]) -> Config:
     """Some trials of a method as variants of it, with train data held out."""
     config = plan.read()
-    where = "data" if config.sites is None else "sites"
-    held = {where: getattr(config, where).model_copy(update={"validation": plan.validation})}
+    held: dict[str, Any] = {"data": config.data.model_copy(update={"validation": plan.validation})}
+    if config.sites is not None:
+        held = {"sites": replace(config.sites, validation=plan.validation)}
     run = config.run.model_copy(update={"rounds": plan.rounds})
     own = {trial.name: table(config, method, trial.settings) for trial in trials}
     return config.model_copy(update={**held, "run": run, "methods": list(own), "method": own})

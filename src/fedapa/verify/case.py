@@ -16,13 +16,14 @@ from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, Split, from_arrays
 from fedapa.methods.method import Method, Schedule
 from fedapa.rounds import loop
-from fedapa.rounds.loop import Plan, RoundLog, State
+from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
-from fedapa.training.engines.choice import Engine
 from fedapa.training.local import Local
 from fedapa.training.objective import Classification, Objective
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Engine, Training
+from fedapa.training.task import Task
 
 Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3
@@ -151,9 +152,14 @@ def _model(images: bool, outputs: int) -> nn.Sequential:
         torch.manual_seed(5)
         if images:
             return nn.Sequential(
-                nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(),
+                nn.Conv2d(1, 4, 5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16, 12),
+                nn.ReLU(),
                 nn.Linear(12, outputs),
-            )  # fmt: skip
+            )
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
 
 

@@ -20,9 +20,9 @@ from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint
-from fedapa.training.engines.choice import Engine
 from fedapa.training.engines.native import available
 from fedapa.training.local import Local, Loss
+from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 from fedapa.verify.case import ROUNDS, Broken, Case, Outcome, Tampering
 

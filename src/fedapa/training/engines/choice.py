@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
 from fedapa.training.local import Job, train
 from fedapa.training.model import SplitModel
+from fedapa.training.settings import Engine
 from fedapa.training.task import Task, task_loss
 
-Engine = Literal["auto", "torch", "vmap", "native"]
 FEWEST = 8  # clients; with fewer, vectorising gains too little to be told from noise
 SAMPLE = 16  # clients that are measured: what pays with them pays more with many
 GAIN = 1.3  # times that vmap must be faster

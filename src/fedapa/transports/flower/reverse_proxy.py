@@ -8,9 +8,17 @@ from fedapa.store.atomic_io import write_atomically
 FILE = "nginx.conf"
 # What a node that was enrolled by hand needs. Registering itself is not among it.
 CALLS = (
-    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
-    "pull-object", "push-object", "confirm-message-received",
-)  # fmt: skip
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "pull-object",
+    "push-object",
+    "confirm-message-received",
+)
 LARGEST = "64m"  # of one call; a tensor travels in pieces of less
 
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from fedapa.errors import InputError
-from fedapa.federation.processes import Child, Supervisor, flower
+from fedapa.federation.processes import Child, Supervisor, flower, options
 from fedapa.federation.registry import Coordinator
 from fedapa.transports.flower import reverse_proxy
 
@@ -18,12 +18,19 @@ def coordinator_processes(coordinator: Coordinator) -> Supervisor:
     folder = coordinator.folder.absolute()
     link = flower(
         "flwr.superlink.cli:flower_superlink",
-        "--host", "127.0.0.1", "--port", str(coordinator.settings.port),
-        "--ssl-certfile", str(coordinator.certificate.absolute()), "--ssl-keyfile", str(coordinator.key.absolute()),
-        "--ssl-ca-certfile", str(coordinator.ca.absolute()), "--enable-supernode-auth",
-        "--database", str(coordinator.database.absolute()), "--isolation", "process",
-        "--superexec-auth-secret-file", str(coordinator.secret.absolute()), "--disable-runtime-dependency-installation",
-    )  # fmt: skip
+        *options(
+            host="127.0.0.1",
+            port=coordinator.settings.port,
+            ssl_certfile=coordinator.certificate.absolute(),
+            ssl_keyfile=coordinator.key.absolute(),
+            ssl_ca_certfile=coordinator.ca.absolute(),
+            enable_supernode_auth=True,
+            database=coordinator.database.absolute(),
+            isolation="process",
+            superexec_auth_secret_file=coordinator.secret.absolute(),
+            disable_runtime_dependency_installation=True,
+        ),
+    )
     children = [Child("superlink", link, folder / "log" / "superlink.log", folder)]
     if coordinator.settings.door:
         children.append(Child("door", door_command(coordinator), folder / "log" / "door.log", folder))

@@ -92,7 +92,7 @@ def conduct(
     """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
     config = read_config(folder)
     session = FlowerSession(
-        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
+        coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_bytes
     )
     finished = False
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedapa.errors import InputError
 from fedapa.federation.keys import write_secret
 from fedapa.federation.kit import CA, KEY, SECRET, read_kit
-from fedapa.federation.processes import Child, Supervisor, free_port, python
+from fedapa.federation.processes import Child, Supervisor, free_port, options, python
 
 PID = "site.pid"
 
@@ -24,11 +24,16 @@ def site_processes(folder: Path) -> Supervisor:
     port = free_port()
     node = python(
         "fedapa.transports.flower.supernode",
-        "--superlink", kit.coordinator, "--root-certificates", str(folder / CA),
-        "--auth-supernode-private-key", str(folder / KEY),
-        "--isolation", "process", "--superexec-auth-secret-file", str(folder / SECRET),
-        "--host", "127.0.0.1", "--port", str(port),
-    )  # fmt: skip
+        *options(
+            superlink=kit.coordinator,
+            root_certificates=folder / CA,
+            auth_supernode_private_key=folder / KEY,
+            isolation="process",
+            superexec_auth_secret_file=folder / SECRET,
+            host="127.0.0.1",
+            port=port,
+        ),
+    )
     worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
     logs = folder / "log"
     children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]

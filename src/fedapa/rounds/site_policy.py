@@ -1,0 +1,42 @@
+"""How a coordinator treats real sites: timeouts, retries, quorum, quarantine and upload limits; needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
+
+from fedapa.toml_table import TABLE
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """The section [federation]; a simulation does not read it."""
+
+    __pydantic_config__ = TABLE
+
+    round_timeout: Annotated[StrictFloat, Field(gt=0, description="seconds that a site has for its answer")] = 600.0
+    rejoin: Annotated[
+        StrictFloat, Field(ge=0, description="seconds that a site may be offline before a round goes on")
+    ] = 120.0
+    retries: Annotated[StrictInt, Field(ge=0, description="requests repeated after an error at a site")] = 2
+    min_replies: Annotated[StrictInt, Field(ge=1, description="uploads without which a round is not closed")] = 1
+    quorum_timeout: Annotated[
+        StrictFloat, Field(gt=0, description="seconds to wait for so many before the run stops, to be resumed")
+    ] = 3600.0
+    min_sites: Annotated[StrictInt, Field(ge=1, description="sites that must be there for a run to begin")] = 1
+    late_sites: Annotated[
+        StrictBool, Field(description="sites that come while a run is going join it before its next round")
+    ] = True
+    quarantine_after: Annotated[
+        StrictInt, Field(ge=1, description="refused uploads in a row that end a site's part")
+    ] = 3
+    max_growth: Annotated[
+        StrictFloat, Field(gt=0, description="most that a tensor's norm may be, in norms of what was sent")
+    ] = 100.0
+    max_upload_mb: Annotated[StrictFloat, Field(gt=0, description="largest upload")] = 1024.0
+
+    @property
+    def max_upload_bytes(self) -> float:
+        return self.max_upload_mb * 2**20

@@ -1,0 +1,169 @@
+"""Checked arguments of the kernel's functions: nothing else may reach the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedapa.errors import InputError
+from fedapa.training.engines.native.network_shape import Shape
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """Local training with mean cross-entropy and torch's SGD.
+
+    Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss
+    (not to the reported one). `last` is the number of batches at the end whose mean loss is reported,
+    all by default.
+    """
+
+    theta: Tensor
+    phi: Tensor
+    x: Tensor
+    y: Tensor
+    order: Tensor
+    bounds: Tensor
+    lr_theta: float
+    lr_phi: float | None = None  # that of theta
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    velocity_theta: Tensor | None = None  # at rest
+    velocity_phi: Tensor | None = None
+    anchor_theta: Tensor | None = None
+    anchor_phi: Tensor | None = None
+    rho: float = 0.0
+    freeze_theta: bool = False
+    freeze_phi: bool = False
+    last: int | None = None
+
+    @property
+    def batches(self) -> int:
+        return self.bounds.shape[0] - 1
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        return self.lr_theta, self.lr_theta if self.lr_phi is None else self.lr_phi
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of `Kernel.train`; `loss` is the mean cross-entropy over the reported batches."""
+
+    theta: Tensor
+    phi: Tensor
+    velocity_theta: Tensor
+    velocity_phi: Tensor
+    loss: float
+
+
+class Index(NamedTuple):
+    """Which samples: indices, or (None) a range."""
+
+    where: Tensor | None
+    start: int
+    samples: int
+
+
+def vector(name: str, value: Tensor, size: int) -> Tensor:
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.device.type != "cpu":
+        raise InputError(f"{name} must be a float32 tensor on the CPU")
+    if value.shape != (size,):
+        raise InputError(f"{name} must have shape ({size},), not {tuple(value.shape)}")
+    return value.detach().contiguous()
+
+
+def own_vector(name: str, value: Tensor | None, size: int) -> Tensor:
+    """A copy that the kernel may write to; zeros for None."""
+    return torch.zeros(size) if value is None else vector(name, value, size).clone()
+
+
+def optional_vector(name: str, value: Tensor | None, size: int) -> Tensor | None:
+    return None if value is None else vector(name, value, size)
+
+
+def address(value: Tensor | None) -> int | None:
+    return None if value is None else value.data_ptr()
+
+
+def data(x: Tensor, shape: Shape) -> Tensor:
+    want = (shape.channels, shape.size, shape.size)
+    if not isinstance(x, Tensor) or x.device.type != "cpu":
+        raise InputError("x must be a tensor on the CPU")
+    if x.dtype not in (torch.uint8, torch.float32):
+        raise InputError(f"x must be uint8 or float32, not {x.dtype}")
+    if x.dim() != 4 or tuple(x.shape[1:]) != want:
+        raise InputError(f"x must have shape (n, {want[0]}, {want[1]}, {want[2]}), not {tuple(x.shape)}")
+    if not x.is_contiguous():
+        raise InputError("x must be contiguous")
+    return x.detach()
+
+
+def labels(y: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(y, Tensor) or y.device.type != "cpu" or y.dtype != torch.int64:
+        raise InputError("y must be an int64 tensor on the CPU")
+    if y.shape != (x.shape[0],):
+        raise InputError(f"y must have shape ({x.shape[0]},), one label per sample, not {tuple(y.shape)}")
+    return y.contiguous()
+
+
+def index_of(index: Tensor | range | None, x: Tensor) -> Index:
+    if index is None:
+        return Index(None, 0, x.shape[0])
+    if isinstance(index, range):
+        return _index_of_range(index, x.shape[0])
+    if not isinstance(index, Tensor) or index.device.type != "cpu" or index.dtype != torch.int64:
+        raise InputError("index must be an int64 tensor on the CPU, a range or None")
+    if index.dim() != 1:
+        raise InputError(f"index must have one dimension, not {index.dim()}")
+    return Index(index.contiguous(), 0, index.shape[0])
+
+
+def _index_of_range(index: range, samples: int) -> Index:
+    if index.step != 1:
+        raise InputError("an index range must have step 1")
+    if len(index) and not 0 <= index.start <= index.stop <= samples:
+        raise InputError(f"index {index} is out of range for {samples} samples")
+    return Index(None, index.start if len(index) else 0, len(index))
+
+
+def batch_bounds(bounds: Tensor, count: int) -> Tensor:
+    """Starts of all batches and the end of the last, for an order of ``count`` samples."""
+    if not isinstance(bounds, Tensor) or bounds.dtype != torch.int64 or bounds.device.type != "cpu":
+        raise InputError("bounds must be an int64 tensor on the CPU")
+    if bounds.dim() != 1 or bounds.shape[0] < 1:
+        raise InputError("bounds must hold the start of every batch and the end of the last")
+    bounds = bounds.contiguous()
+    if int(bounds[0]) != 0 or int(bounds[-1]) != count or bool((bounds[1:] <= bounds[:-1]).any()):
+        raise InputError(f"bounds must rise from 0 to the length of order ({count}), without empty batches")
+    return bounds
+
+
+def check_settings(call: TrainingCall) -> None:
+    """Refuse rates and a number of batches that cannot be meant."""
+    if call.last is not None and not 0 <= call.last <= call.batches:
+        raise InputError(f"last must be between 0 and {call.batches}, not {call.last}")
+    rates = dict(zip(("lr_theta", "lr_phi"), call.rates, strict=True))
+    rates |= {"momentum": call.momentum, "weight_decay": call.weight_decay, "rho": call.rho}
+    for name, value in rates.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"{name} must be finite and not negative, not {value}")
+    if call.rho > 0 and call.anchor_theta is None and call.anchor_phi is None:
+        raise InputError("rho needs anchor_theta, anchor_phi or both")
+
+
+def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
+    if (mean is None) != (std is None):
+        raise InputError("give both mean and std, or neither")
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and len(values) != channels:
+            raise InputError(f"{name} must have {channels} values, one per channel, not {len(values)}")
+        if values is not None and not all(math.isfinite(v) for v in values):
+            raise InputError(f"{name} must be finite")
+    if std is not None and min(std) <= 0:
+        raise InputError("std must be positive")
