@@ -64,8 +64,10 @@ DEFAULTS = {
         "server_ema=0.0, per_layer=False, fine_tune=False"
     ),
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
+    "pfedgraph": "alpha=0.8, lam=0.01, same=0.9, sign='toward', over='heard', shared='model', local_steps=0",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
+AS_IT_ARRIVES += " pfedgraph"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
 
@@ -83,9 +85,9 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
     assert round(kib, 1) == TABLE_2.get(name, METHODS[name].kib)
 
 
-def test_eighteen_methods_their_variants_and_our_own() -> None:
+def test_nineteen_methods_their_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 18
+    assert len(METHODS.keys() - variants - ours) == 19
 
 
 @pytest.mark.parametrize("name", METHODS)

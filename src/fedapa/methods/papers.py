@@ -99,4 +99,9 @@ PAPERS: dict[str, Paper] = {
         "Heterogeneous Data",
         "International Joint Conference on Artificial Intelligence (IJCAI)", 2025,
     ),
+    "ye2023": Paper(
+        "Rui Ye and Zhenyang Ni and Fangzhao Wu and Siheng Chen and Yanfeng Wang",
+        "Personalized Federated Learning with Inferred Collaboration Graphs",
+        "International Conference on Machine Learning (ICML)", 2023,
+    ),
 }  # fmt: skip

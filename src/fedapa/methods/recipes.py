@@ -75,6 +75,11 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-3, "clip_norm": 50.0},
     ),
     "fedapa": Recipe("paper and released code: the common recipe"),
+    "pfedgraph": Recipe(
+        "authors' run scripts: 200 batches of 64, weight decay 1e-5, a new optimiser every round",
+        {"lr": 0.01, "momentum": 0.9, "batch": 64, "weight_decay": 1e-5, "keep_momentum": False},
+        {"local_steps": 200},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {
