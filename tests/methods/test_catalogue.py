@@ -65,9 +65,12 @@ DEFAULTS = {
     ),
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
     "pfedgraph": "alpha=0.8, lam=0.01, same=0.9, sign='toward', over='heard', shared='model', local_steps=0",
+    "cfl": (
+        "rule='relative', ratio=0.3, eps1=0.4, eps2=1.6, warmup=20, linkage='single', average='clients', shared='model'"
+    ),
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
-AS_IT_ARRIVES += " pfedgraph"
+AS_IT_ARRIVES += " pfedgraph cfl"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
 
@@ -85,9 +88,9 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
     assert round(kib, 1) == TABLE_2.get(name, METHODS[name].kib)
 
 
-def test_nineteen_methods_their_variants_and_our_own() -> None:
+def test_twenty_methods_their_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 19
+    assert len(METHODS.keys() - variants - ours) == 20
 
 
 @pytest.mark.parametrize("name", METHODS)

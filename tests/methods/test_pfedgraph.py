@@ -63,9 +63,12 @@ def test_the_program_against_a_general_solver_and_the_active_set(seed):
         assert A[i].tolist() == pytest.approx(found.tolist(), abs=1e-9)
         theirs = minimize(
             lambda a, i=i: method.alpha * ((a - p.numpy()) ** 2).sum() - s[i].numpy() @ a,
-            p.numpy(), bounds=[(0, 1)] * M, constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
-            method="SLSQP", options={"ftol": 1e-14},
-        )  # fmt: skip
+            p.numpy(),
+            bounds=[(0, 1)] * M,
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+            method="SLSQP",
+            options={"ftol": 1e-14},
+        )
         assert A[i].tolist() == pytest.approx(theirs.x, abs=1e-5)
     assert torch.all(A >= 0)
     torch.testing.assert_close(A.sum(1), torch.ones(M, dtype=torch.float64))

@@ -40,6 +40,7 @@ BY_AUTHORS = {
     "fedapa-exact": COMMONLY,
     "fedapa-scored": COMMONLY,
     "pfedgraph": (0.01, 0.9, 64, 2, 1e-5, 0.0),
+    "cfl": (0.1, 0.9, 128, 1, 0.0, 0.0),
 }
 SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 1.0},
@@ -49,8 +50,9 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedhn-pc": {"local_steps": 50},
     "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
     "pfedgraph": {"local_steps": 200},
+    "cfl": {"rule": "absolute", "linkage": "complete"},
 }
-KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False}
+KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True}
 
 
 @pytest.mark.parametrize("name", METHODS)

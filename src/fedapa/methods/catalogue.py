@@ -90,6 +90,7 @@ METHODS: dict[str, Entry] = {
         "FedAPA-scored", "fedapa_scored:FedAPAScored", 2026, "head", "two mixtures of θ", "θ, scores", "sun2025", 716.7
     ),
     "pfedgraph": Entry("pFedGraph", "pfedgraph:PFedGraph", 2023, "–", "own mixture of ω", "ω, n", "ye2023", 484.4),
+    "cfl": Entry("CFL", "cfl:CFL", 2021, "–", "ω of the cluster", "ω", "sattler2021", 484.4),
 }
 
 

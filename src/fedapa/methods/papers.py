@@ -104,4 +104,9 @@ PAPERS: dict[str, Paper] = {
         "Personalized Federated Learning with Inferred Collaboration Graphs",
         "International Conference on Machine Learning (ICML)", 2023,
     ),
+    "sattler2021": Paper(
+        "Felix Sattler and Klaus-Robert M{\\\"u}ller and Wojciech Samek",
+        "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints",
+        "IEEE Transactions on Neural Networks and Learning Systems 32(8)", 2021,
+    ),
 }  # fmt: skip

@@ -80,6 +80,11 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.01, "momentum": 0.9, "batch": 64, "weight_decay": 1e-5, "keep_momentum": False},
         {"local_steps": 200},
     ),
+    "cfl": Recipe(
+        "authors' notebook: E = 1, B = 128, rate 0.1 (it decays by 0.99 a visit, here it does not), the optimiser kept",
+        {"lr": 0.1, "momentum": 0.9, "batch": 128, "epochs": 1, "keep_momentum": True},
+        {"rule": "absolute", "linkage": "complete"},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {

@@ -43,6 +43,12 @@ def starts(task: Task, seed: int, count: int) -> Tree:
     return {"theta": torch.stack([theta for theta, _ in pairs]), "phi": torch.stack([phi for _, phi in pairs])}
 
 
+def candidates(task: Task, client: Tree, omegas: Tensor, shared: Shared) -> Tree:
+    """theta [k, P] and phi [k, Q] of k models that arrived; where heads are private, every one gets the client's."""
+    whole = task.parts(omegas)
+    return whole if shared == "model" else {"theta": omegas, "phi": client["phi"].expand(len(omegas), -1)}
+
+
 def answers(task: Task, models: Tree, x: Tensor) -> Tensor:
     """[n, k, C] logits of every model; theta and phi hold one of them in every row."""
     pairs = zip(models["theta"], models["phi"], strict=True)
