@@ -41,6 +41,7 @@ BY_AUTHORS = {
     "fedapa-scored": COMMONLY,
     "pfedgraph": (0.01, 0.9, 64, 2, 1e-5, 0.0),
     "cfl": (0.1, 0.9, 128, 1, 0.0, 0.0),
+    "ifca": (0.25, 0.0, 50, 5, 0.0, 0.0),
 }
 SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 1.0},
@@ -51,6 +52,7 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
     "pfedgraph": {"local_steps": 200},
     "cfl": {"rule": "absolute", "linkage": "complete"},
+    "ifca": {"average": "clients"},
 }
 KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True}
 

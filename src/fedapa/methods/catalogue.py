@@ -91,6 +91,7 @@ METHODS: dict[str, Entry] = {
     ),
     "pfedgraph": Entry("pFedGraph", "pfedgraph:PFedGraph", 2023, "–", "own mixture of ω", "ω, n", "ye2023", 484.4),
     "cfl": Entry("CFL", "cfl:CFL", 2021, "–", "ω of the cluster", "ω", "sattler2021", 484.4),
+    "ifca": Entry("IFCA", "ifca:IFCA", 2020, "–", "ω of every cluster", "ω, choice, n", "ghosh2020", 726.6),
 }
 
 

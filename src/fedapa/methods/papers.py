@@ -109,4 +109,9 @@ PAPERS: dict[str, Paper] = {
         "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints",
         "IEEE Transactions on Neural Networks and Learning Systems 32(8)", 2021,
     ),
+    "ghosh2020": Paper(
+        "Avishek Ghosh and Jichan Chung and Dong Yin and Kannan Ramchandran",
+        "An Efficient Framework for Clustered Federated Learning",
+        "Advances in Neural Information Processing Systems (NeurIPS)", 2020,
+    ),
 }  # fmt: skip

@@ -85,6 +85,11 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.1, "momentum": 0.9, "batch": 128, "epochs": 1, "keep_momentum": True},
         {"rule": "absolute", "linkage": "complete"},
     ),
+    "ifca": Recipe(
+        "authors' code, CIFAR-10: E = 5, B = 50, rate 0.25 (it decays by 0.99 a round, here it does not), no momentum",
+        {"lr": 0.25, "momentum": 0.0, "batch": 50, "epochs": 5},
+        {"average": "clients"},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {
