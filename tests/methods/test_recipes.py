@@ -42,6 +42,7 @@ BY_AUTHORS = {
     "pfedgraph": (0.01, 0.9, 64, 2, 1e-5, 0.0),
     "cfl": (0.1, 0.9, 128, 1, 0.0, 0.0),
     "ifca": (0.25, 0.0, 50, 5, 0.0, 0.0),
+    "fedfomo": (0.1, 0.0, 50, 5, 0.0, 0.0),
 }
 SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 1.0},
@@ -53,6 +54,7 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedgraph": {"local_steps": 200},
     "cfl": {"rule": "absolute", "linkage": "complete"},
     "ifca": {"average": "clients"},
+    "fedfomo": {"norm": "l1"},
 }
 KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True}
 

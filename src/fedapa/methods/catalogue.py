@@ -92,6 +92,9 @@ METHODS: dict[str, Entry] = {
     "pfedgraph": Entry("pFedGraph", "pfedgraph:PFedGraph", 2023, "–", "own mixture of ω", "ω, n", "ye2023", 484.4),
     "cfl": Entry("CFL", "cfl:CFL", 2021, "–", "ω of the cluster", "ω", "sattler2021", 484.4),
     "ifca": Entry("IFCA", "ifca:IFCA", 2020, "–", "ω of every cluster", "ω, choice, n", "ghosh2020", 726.6),
+    "fedfomo": Entry(
+        "FedFomo", "fedfomo:FedFomo", 2021, "last start", "ω of five others", "ω, scores", "zhang2021fomo", 1453.3
+    ),
 }
 
 

@@ -17,6 +17,8 @@ Every split is for good: two clients that were parted never meet again.
 Deviations:
 - The released thresholds 0.4 and 1.6 are lengths of updates of another model at another learning rate, so that the
   default is a rule without a scale. Every round shows both lengths of every client's cluster, to read thresholds off.
+  With LeNet-5 on CIFAR-10, 20 clients, two classes each and the common settings, their ratio is 0.14 to 0.25 for all
+  clients together and 0.45 to 0.7 in a true group of four: 0.3 finds the five groups and stops, 0.5 goes on.
 - The released notebook writes positions within the parent instead of clients into its list of clusters, so that from
   the second split on clients are in wrong clusters, in several or in none. Most public ports have copied it.
 - The paper stops a split that would part similar clients, by an estimate of the gradients' noise; here only the rule

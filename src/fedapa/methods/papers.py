@@ -114,4 +114,9 @@ PAPERS: dict[str, Paper] = {
         "An Efficient Framework for Clustered Federated Learning",
         "Advances in Neural Information Processing Systems (NeurIPS)", 2020,
     ),
+    "zhang2021fomo": Paper(
+        "Michael Zhang and Karan Sapra and Sanja Fidler and Serena Yeung and Jose M. Alvarez",
+        "Personalized Federated Learning with First Order Model Optimization",
+        "International Conference on Learning Representations (ICLR)", 2021,
+    ),
 }  # fmt: skip

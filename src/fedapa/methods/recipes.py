@@ -90,6 +90,11 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.25, "momentum": 0.0, "batch": 50, "epochs": 5},
         {"average": "clients"},
     ),
+    "fedfomo": Recipe(
+        "authors' code: E = 5, B = 50, rate 0.1 (it decays by 0.99, here it does not), no momentum",
+        {"lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 5},
+        {"norm": "l1"},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {
