@@ -70,9 +70,10 @@ DEFAULTS = {
     ),
     "ifca": "clusters=2, average='samples', shared='model'",
     "fedfomo": ("offers=5, explore=0.3, explore_decay=0.05, holdout=0.2, norm='l2', fallback='back', shared='model'"),
+    "fedem": "components=3, shared='model'",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
-AS_IT_ARRIVES += " pfedgraph cfl ifca fedfomo"
+AS_IT_ARRIVES += " pfedgraph cfl ifca fedfomo fedem"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
 GOES_ON += " fedfomo"
@@ -91,9 +92,9 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
     assert round(kib, 1) == TABLE_2.get(name, METHODS[name].kib)
 
 
-def test_twenty_two_methods_their_variants_and_our_own() -> None:
+def test_twenty_three_methods_their_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 22
+    assert len(METHODS.keys() - variants - ours) == 23
 
 
 @pytest.mark.parametrize("name", METHODS)

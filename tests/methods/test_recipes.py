@@ -43,6 +43,7 @@ BY_AUTHORS = {
     "cfl": (0.1, 0.9, 128, 1, 0.0, 0.0),
     "ifca": (0.25, 0.0, 50, 5, 0.0, 0.0),
     "fedfomo": (0.1, 0.0, 50, 5, 0.0, 0.0),
+    "fedem": (0.03, 0.9, 128, 1, 5e-4, 0.0),
 }
 SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 1.0},
@@ -56,7 +57,7 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "ifca": {"average": "clients"},
     "fedfomo": {"norm": "l1"},
 }
-KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True}
+KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True, "fedem": True}
 
 
 @pytest.mark.parametrize("name", METHODS)

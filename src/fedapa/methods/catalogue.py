@@ -95,6 +95,7 @@ METHODS: dict[str, Entry] = {
     "fedfomo": Entry(
         "FedFomo", "fedfomo:FedFomo", 2021, "last start", "ω of five others", "ω, scores", "zhang2021fomo", 1453.3
     ),
+    "fedem": Entry("FedEM", "fedem:FedEM", 2021, "own mixture π", "three ω", "three ω, n", "marfoq2021", 1453.3),
 }
 
 

@@ -119,4 +119,9 @@ PAPERS: dict[str, Paper] = {
         "Personalized Federated Learning with First Order Model Optimization",
         "International Conference on Learning Representations (ICLR)", 2021,
     ),
+    "marfoq2021": Paper(
+        "Othmane Marfoq and Giovanni Neglia and Aur{\\'e}lien Bellet and Laetitia Kameni and Richard Vidal",
+        "Federated Multi-Task Learning under a Mixture of Distributions",
+        "Advances in Neural Information Processing Systems (NeurIPS)", 2021,
+    ),
 }  # fmt: skip

@@ -95,6 +95,10 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 5},
         {"norm": "l1"},
     ),
+    "fedem": Recipe(
+        "authors' code, CIFAR-10: E = 1, B = 128, rate 0.03 (it decays twice, here it does not), the optimiser kept",
+        {"lr": 0.03, "momentum": 0.9, "batch": 128, "epochs": 1, "weight_decay": 5e-4, "keep_momentum": True},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {
