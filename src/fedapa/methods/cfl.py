@@ -164,7 +164,7 @@ class CFL(Method):
 
 def clusters(cluster: Tensor) -> list[Tensor]:
     """The members of every cluster, ascending; who is in none is left out."""
-    return [(cluster == name).nonzero()[:, 0] for name in cluster.unique().tolist() if name != NOWHERE]
+    return [(cluster == name).nonzero()[:, 0] for name in sorted(set(cluster.tolist())) if name != NOWHERE]
 
 
 def lengths(gram: Tensor, members: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def parted(gram: Tensor, members: Tensor, linkage: Linkage) -> Tensor:
 
     far = (1 - cosines(gram, members, members)).clamp(min=0)
     tree = hierarchy.to_tree(hierarchy.linkage(squareform(far.numpy(), checks=False), linkage))
-    halves = [sorted(half.pre_order()) for half in (tree.get_left(), tree.get_right())]
+    halves = [sorted(half.pre_order()) for half in (tree.get_left(), tree.get_right()) if half]
     return members[max(halves)]  # the first member is in the half whose list is smaller
 
 

@@ -87,7 +87,7 @@ class IFCA(Method):
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         omega, choice = server["omega"].clone(), server["choice"].clone()
         chosen = torch.stack([up["choice"] for up in ups]).argmax(1)
-        for c in chosen.unique().tolist():
+        for c in set(chosen.tolist()):
             members = [up for up, own in zip(ups, chosen.tolist(), strict=True) if own == c]
             omega[c] = weighted_mean([up["omega"] for up in members], self._weights(members))
         choice[list(ids)] = 1 + chosen
