@@ -8,8 +8,9 @@ Server: w <- w + step (mean_i w_i - w), which descends 1/2 |mean_i w_i - w|^2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from fedapa.core.tree import Tree, weighted_mean
 
 @dataclass(frozen=True)
 class HalfWay(fa.Method):
+    roles: ClassVar[Mapping[str, fa.Role]] = {"n": fa.Role.SAMPLES}
+
     step: float = fa.hyper(0.5, "share of the way to the clients' mean", 0.0, 1.0)
     rho: float = fa.hyper(0.1, "pull towards the received model", 0.0)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
@@ -46,6 +47,8 @@ FINDING, TELLING = 0, 1  # phases of a message: the mean is being found, is told
 
 @dataclass(frozen=True)
 class DBE(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     kappa: float = hyper(
         50.0, "strength of the mean regularisation", 0.0, source="authors' run script", search="log:0.5..500"
     )

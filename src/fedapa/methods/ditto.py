@@ -27,19 +27,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.fedprox import pull
-from fedapa.methods.method import Claims, Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy, proximal
 
 
 @dataclass(frozen=True)
 class Ditto(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     lam: float = hyper(
         1.0,
         "lambda: pull of the personal model to the global one",

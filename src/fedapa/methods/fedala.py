@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local, Loss
 from fedapa.training.task import Batch, Task, cross_entropy
 
@@ -53,6 +54,8 @@ STREAMS = 10_000  # the mixing draws from streams of its own: local training see
 
 @dataclass(frozen=True)
 class FedALA(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code", search="log:0.1..10")
     s: float = hyper(
         80.0, "percent of the local data that W learns from", 0.0, 100.0, source="authors' code", search="20..100"

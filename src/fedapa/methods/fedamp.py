@@ -45,13 +45,14 @@ from fedapa.core import weights
 from fedapa.core.tree import Tree, grown, with_rows
 from fedapa.errors import InputError
 from fedapa.methods.fedprox import pull
-from fedapa.methods.method import Claims, Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)
 class FedAMP(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     together: ClassVar[bool] = True
 
     attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")

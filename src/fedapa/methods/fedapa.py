@@ -38,13 +38,14 @@ from fedapa.core import weights
 from fedapa.core.tree import Tree, with_rows, writable
 from fedapa.core.weights import Buffer, SelfWeight, Sign
 from fedapa.errors import InputError
-from fedapa.methods.method import Claims, Method, Schedule, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedAPA(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS, "velocity": Role.MOMENTUM}
     together: ClassVar[bool] = True
 
     eta: float = hyper(

@@ -46,7 +46,7 @@ from torch import Tensor
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
@@ -59,6 +59,7 @@ STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal ch
 
 @dataclass(frozen=True)
 class FedAPAExact(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     together: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {
         "clear": "jump_ratio",

@@ -33,7 +33,7 @@ from torch import Tensor
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import held_out
 from fedapa.training.local import Local, Pass
 from fedapa.training.task import Task, cross_entropy
@@ -43,6 +43,7 @@ STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
 @dataclass(frozen=True)
 class FedAPAScored(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     renamed: ClassVar[Mapping[str, str]] = {"keep": "row_ema"}
 
     holdout: float = hyper(

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import (
     PART,
     Shared,
@@ -56,6 +57,8 @@ from fedapa.training.task import Batch, Task
 
 @dataclass(frozen=True)
 class FedEM(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     components: int = hyper(
         3,
         "K, the number of models; the true number of groups is an oracle",

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ from torch import Tensor
 from fedapa.core import prototypes as proto
 from fedapa.core import simplex
 from fedapa.core.tree import Tree, weighted_mean, with_rows
-from fedapa.methods.method import Claims, Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, cross_entropy
 
@@ -48,6 +49,8 @@ SMALL = 1e-3  # QP weights below this are dropped
 
 @dataclass(frozen=True)
 class FedPAC(Method):
+    roles: ClassVar[Roles] = {"counts": Role.CLASS_COUNTS, "sums": Role.SUMS}
+
     lam: float = hyper(
         1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5", search="log:0.1..10"
     )

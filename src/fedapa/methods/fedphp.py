@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Claims, Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
@@ -49,6 +49,8 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class FedPHP(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     lam: float = hyper(
         0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code", search="log:0.01..0.5"
     )

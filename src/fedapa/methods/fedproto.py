@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,13 +35,15 @@ from torch import Tensor
 
 from fedapa.core import prototypes as proto
 from fedapa.core.tree import Tree
-from fedapa.methods.method import Claims, Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
+    roles: ClassVar[Roles] = {"counts": Role.CLASS_COUNTS, "sums": Role.SUMS}
+
     lam: float = hyper(
         1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)", search="log:0.01..10"
     )

@@ -26,19 +26,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     mu: float = hyper(
         0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments", search="log:0.001..1"
     )

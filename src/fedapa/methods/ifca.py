@@ -34,13 +34,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree, weighted_mean
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import PART, Average, Shared, candidates, installed, losses_of, shared_part, starts
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
@@ -48,6 +49,8 @@ from fedapa.training.task import Task, cross_entropy
 
 @dataclass(frozen=True)
 class IFCA(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     clusters: int = hyper(
         2,
         "k, the number of models; the true number of groups is an oracle",

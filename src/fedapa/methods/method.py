@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from torch import Tensor
@@ -31,6 +32,20 @@ def hyper(
     return field(default=default, metadata=meta)
 
 
+class Role(Enum):
+    """What a tensor is to code that does not know the method. One without a role is a model or the method's own."""
+
+    SAMPLES = "in an upload: the client's number of samples, which its coordinator knows"
+    CLASS_COUNTS = "in an upload: the client's samples of every class"
+    SUMS = "in an upload: sums over the client's samples, which grow with their number"
+    MOMENTUM = "in the server's state: what a client begins with at rest"
+    WEIGHTS = "watched: [M, M], how much of every client's model goes to every other"
+
+
+Roles = Mapping[str, Role]
+COUNTS = (Role.SAMPLES, Role.CLASS_COUNTS)  # what a coordinator can check by what a client declared
+
+
 @dataclass(frozen=True)
 class Claims:
     """What a method says about itself for the laws to check, by default nothing. Nothing else reads it."""
@@ -52,6 +67,7 @@ class Claims:
 class Method(ABC):
     """The protocol. A method owns no loop, no socket, no device and no file, and changes none of its arguments."""
 
+    roles: ClassVar[Roles] = {}  # of tensors in uploads, in the server's state and watched, by name
     renamed: ClassVar[Mapping[str, str]] = {}  # old names of hyper-parameters, and what they are called now
     together: ClassVar[bool] = False  # ``send_many`` costs less than as many times ``send``
 
@@ -110,7 +126,7 @@ class Method(ABC):
 
         It starts from the mean of the others' rows, with itself alone in a matrix of weights.
         """
-        return grown(server, self.init(task, 0)[0])
+        return grown(server, self.init(task, 0)[0], named(self.roles, Role.MOMENTUM))
 
     def claims(self) -> Claims:
         """What the law suite has to know about this method."""
@@ -139,6 +155,17 @@ def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
             raise InputError(f"{owner}.{name} is {value}", "it must be a whole number")
     elif hint in (int, float):
         raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
+
+
+def named(roles: Roles, wanted: Role) -> list[str]:
+    """The tensors that have this role."""
+    return [name for name, role in roles.items() if role is wanted]
+
+
+def mixing_weights(method: Method, server: Tree) -> Tensor | None:
+    """[M, M] how much of every client's model goes to every other, where the method tells."""
+    watched = method.watch(server)
+    return next((watched[name] for name in named(method.roles, Role.WEIGHTS)), None)
 
 
 def describe(method: type[Method]) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedapa.core import exact_weights, simplex, weights
 from fedapa.core.tree import Tree, with_rows
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import PART, Shared, installed, shared_part, trainable
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, cross_entropy
@@ -52,6 +52,7 @@ EVEN = 1e12  # an alpha at which similarity has no say
 
 @dataclass(frozen=True)
 class PFedGraph(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES, "A": Role.WEIGHTS}
     together: ClassVar[bool] = True
 
     alpha: float = hyper(

@@ -116,7 +116,7 @@ class PFedHN(Method):
     def admit(self, task: Task, server: Tree) -> Tree:
         """Another embedding, the mean of all; the hypernetwork stays what it is."""
         like = {name: server[name].new_empty(task.clients, server["v"].shape[1]) for name in ("v", "velocity_v")}
-        return server | grown({name: server[name] for name in like}, like)
+        return server | grown({name: server[name] for name in like}, like, ["velocity_v"])
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
-from fedapa.methods.method import Claims, Method, Schedule, Surrogate, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, Surrogate, When, hyper
 from fedapa.methods.privacy import Account, epsilon
 from fedapa.training.local import Local
 from fedapa.training.task import Task
@@ -85,6 +85,10 @@ class Wrapped(Method):
 
     def admit(self, task: Task, server: Tree) -> Tree:
         return self.inner.admit(task, server)
+
+    @property
+    def roles(self) -> Roles:  # type: ignore[override]
+        return self.inner.roles
 
     @property
     def evaluated(self) -> When:
@@ -178,13 +182,14 @@ class Noised(Wrapped):
     delta: float = hyper(1e-5, "delta of the account", 1e-12, 0.5)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        for name, leaf in up.items():
-            if name != "n" and not has_reference(down, name, leaf):
+        parts = {name: leaf for name, leaf in up.items() if not self._is_known(name)}
+        for name, leaf in parts.items():
+            if not has_reference(down, name, leaf):
                 raise InputError(
                     f"{type(self.inner).__name__} uploads {name}, which is no model that was sent before",
                     "noised uploads are known for methods that send models back: fedavg, fedper, fedapa, ...",
                 )
-        changes = {name: change_of(down, name, leaf) for name, leaf in up.items() if name != "n"}
+        changes = {name: change_of(down, name, leaf) for name, leaf in parts.items()}
         if not changes:
             return up
         total = torch.stack([change.norm() for change in changes.values()]).norm()
@@ -194,6 +199,10 @@ class Noised(Wrapped):
             for name, change in changes.items()
         }
         return {**up, **{name: restored(down, name, change, up[name].shape) for name, change in noised.items()}}
+
+    def _is_known(self, name: str) -> bool:
+        """The number of samples was declared when the client joined: it goes as it is."""
+        return self.roles.get(name) is Role.SAMPLES
 
     def epsilon(self, rounds: int) -> float:
         """Of a client that took part in this many rounds; infinite without noise."""
@@ -207,7 +216,7 @@ class Noised(Wrapped):
 
         Two ratios are compared with 1; decision 7 has the accuracy that they cost on digits.
         """
-        models = [name for name, leaf in up.items() if name != "n" and has_reference(down, name, leaf)]
+        models = [n for n, leaf in up.items() if not self._is_known(n) and has_reference(down, n, leaf)]
         size = math.sqrt(sum(float(down[name].double().square().sum()) for name in models))
         once = self.noise * self.norm * math.sqrt(sum(up[name].numel() for name in models))
         whole, most = once * math.sqrt(task.rounds / task.clients), task.rounds * self.norm

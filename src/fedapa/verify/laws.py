@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
-from fedapa.methods.method import Surrogate
+from fedapa.methods.method import COUNTS, Surrogate
 from fedapa.rounds.evaluation import Counts
 from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Reply
@@ -191,7 +191,11 @@ def bytes_are_what_is_said(case: Case) -> str:
 
 
 def bad_uploads_change_nothing(case: Case) -> str:
-    """10. NaN, Inf, a wrong shape, dtype or name from one client is refused by name and leaves no trace."""
+    """10. NaN, Inf, a wrong shape, dtype or name from one client is refused by name and leaves no trace.
+
+    A false number of samples can be refused, because what counts samples says so in ``roles``.
+    """
+    _check_roles(case)
     if not case.exchanges[-1][1]:
         return "uploads nothing"
     absent = case.run(transport=_dropping(case))
@@ -206,6 +210,19 @@ def bad_uploads_change_nothing(case: Case) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- helpers
+
+
+def _check_roles(case: Case) -> None:
+    """Every role belongs to a tensor that there is, and what adds up to a client's samples has one."""
+    roles, (server, _, ups) = case.method.roles, case.visits()
+    there = {*server, *case.method.watch(server), *(name for _, up in case.exchanges for name in up)}
+    if not case.method.claims().jumps and (unknown := roles.keys() - there):  # a coded tensor travels in parts
+        raise Broken(f"roles speak of {min(unknown)}, which none of {len(there)} tensors is called")
+    samples = [float(n) for n in case.task.sizes[: len(ups)]]
+    for name in ups[0]:
+        found = [float(up[name].double().sum()) for up in ups if name in up]
+        if found == samples and roles.get(name) not in COUNTS:
+            raise Broken(f"{name} adds up to the samples of every client {found} and has no role that says so")
 
 
 def _damageable(case: Case, up: Tree) -> Tree:
