@@ -91,7 +91,7 @@ class CFL(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         client, M = {"theta": theta, "phi": phi}, task.clients
-        start = shared_part(task, client, self.shared)
+        start = shared_part(client, self.shared)
         server = {
             "omega": start.expand(M, -1),
             "delta": torch.zeros_like(start).expand(M, -1),
@@ -110,7 +110,7 @@ class CFL(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         client = local.sgd(cross_entropy, client, replaced=True)
-        return client, {"omega": shared_part(task, client, self.shared)}
+        return client, {"omega": shared_part(client, self.shared)}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, heard, rounds = torch.tensor(list(ids)), server["heard"].clone(), server["rounds"] + 1

@@ -74,7 +74,7 @@ class FedEM(Method):
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         models, even = starts(task, seed, self.components), torch.full((self.components,), 1 / self.components)
-        return {"omega": shared_part(task, models, self.shared)}, {**models, "pi": even, "prior": even}
+        return {"omega": shared_part(models, self.shared)}, {**models, "pi": even, "prior": even}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
         return {"omega": server["omega"]}
@@ -88,7 +88,7 @@ class FedEM(Method):
         q = responsibilities(client["prior"], losses_of(task, _models(client), local))
         trained = [self._fitted(k, client, q[:, k], local) for k in range(self.components)]
         client = {**client, **{name: torch.stack([model[name] for model in trained]) for name in ("theta", "phi")}}
-        return client, {"omega": shared_part(task, client, self.shared), "n": torch.tensor([float(local.n)])}
+        return client, {"omega": shared_part(client, self.shared), "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {"omega": sample_mean(ups, "omega")}

@@ -90,7 +90,7 @@ class FedFomo(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         client, M = {"theta": theta, "phi": phi}, task.clients
-        start = shared_part(task, client, self.shared)
+        start = shared_part(client, self.shared)
         server = {
             "omega": start.expand(M, -1),
             "P": torch.zeros(M, M),
@@ -104,7 +104,7 @@ class FedFomo(Method):
         return {"omega": server["omega"][self.offered(server, i)]}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
-        own, prev = shared_part(task, client, self.shared), client["prev"]
+        own, prev = shared_part(client, self.shared), client["prev"]
         models = torch.cat([down["omega"], torch.stack([own, prev])])
         with local.only(self._parts(local)[1]):
             losses = losses_of(task, candidates(task, client, models, self.shared), local).mean(0)
@@ -116,7 +116,7 @@ class FedFomo(Method):
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         with local.only(self._parts(local)[0]):
             model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")})
-        prev, up = shared_part(task, client, self.shared), shared_part(task, model, self.shared)
+        prev, up = shared_part(client, self.shared), shared_part(model, self.shared)
         return {**client, **model, "prev": prev}, {"omega": up, "gains": client["gains"]}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -69,7 +69,7 @@ class IFCA(Method):
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         models = starts(task, seed, self.clusters)
-        omega, choice = shared_part(task, models, self.shared), torch.zeros(task.clients, dtype=torch.int64)
+        omega, choice = shared_part(models, self.shared), torch.zeros(task.clients, dtype=torch.int64)
         client = {"theta": models["theta"][0], "phi": models["phi"][0], "choice": torch.zeros(1, dtype=torch.int64)}
         return {"omega": omega, "choice": choice}, client
 
@@ -84,7 +84,7 @@ class IFCA(Method):
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         model = local.sgd(cross_entropy, {k: client[k] for k in ("theta", "phi")}, replaced=True)
         chosen = F.one_hot(client["choice"][0], self.clusters).float()
-        up = {"omega": shared_part(task, model, self.shared), "choice": chosen, "n": torch.tensor([float(local.n)])}
+        up = {"omega": shared_part(model, self.shared), "choice": chosen, "n": torch.tensor([float(local.n)])}
         return {**client, **model}, up
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:

@@ -74,7 +74,7 @@ class PFedGraph(Method):
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         client, M = {"theta": theta, "phi": phi}, task.clients
-        start = shared_part(task, client, self.shared)
+        start = shared_part(client, self.shared)
         gram = torch.zeros(M, M, dtype=torch.float64)
         return {"omega": start.expand(M, -1), "start": start, "gram": gram, "n": torch.zeros(M)}, client
 
@@ -91,7 +91,7 @@ class PFedGraph(Method):
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         loss, given = (pulled, self._pull(task, down["omega"])) if self.lam else (cross_entropy, {})
         client = local.sgd(loss, client, given=given, steps=self.local_steps or None, replaced=True)
-        return client, {"omega": shared_part(task, client, self.shared), "n": torch.tensor([float(local.n)])}
+        return client, {"omega": shared_part(client, self.shared), "n": torch.tensor([float(local.n)])}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, new, gram = torch.tensor(list(ids)), [up["omega"] for up in ups], server["gram"].clone()

@@ -18,7 +18,7 @@ Average = Literal["samples", "clients"]
 PART = "what is sent and mixed; extractor: heads stay private, as in FedAPA"
 
 
-def shared_part(task: Task, client: Tree, shared: Shared) -> Tensor:
+def shared_part(client: Tree, shared: Shared) -> Tensor:
     """The vector that travels (or one in every row, of a client with several models)."""
     return client["theta"] if shared == "extractor" else torch.cat([client["theta"], client["phi"]], -1)
 
