@@ -134,7 +134,7 @@ def paper(name: str) -> list[str]:
     found = PAPERS.get(METHODS[name].paper)
     if found is None:
         return []
-    authors = found.authors.replace(" and ", ", ").replace('{\\"u}', "ü")
+    authors = found.authors.replace(" and ", ", ").replace('{\\"u}', "ü").replace("{\\'e}", "é")
     return [f"{authors}: *{found.title.replace('{', '').replace('}', '')}*. {found.venue}, {found.year}.", ""]
 
 

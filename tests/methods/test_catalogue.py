@@ -64,10 +64,19 @@ DEFAULTS = {
         "server_ema=0.0, per_layer=False, fine_tune=False"
     ),
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
+    "pfedgraph": "alpha=0.8, lam=0.01, same=0.9, sign='toward', over='heard', shared='model', local_steps=0",
+    "cfl": (
+        "rule='relative', ratio=0.3, eps1=0.4, eps2=1.6, warmup=20, linkage='single', average='clients', shared='model'"
+    ),
+    "ifca": "clusters=2, average='samples', shared='model'",
+    "fedfomo": ("offers=5, explore=0.3, explore_decay=0.05, holdout=0.2, norm='l2', fallback='back', shared='model'"),
+    "fedem": "components=3, shared='model'",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
+AS_IT_ARRIVES += " pfedgraph cfl ifca fedfomo fedem"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
+GOES_ON += " fedfomo"
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +92,9 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
     assert round(kib, 1) == TABLE_2.get(name, METHODS[name].kib)
 
 
-def test_eighteen_methods_their_variants_and_our_own() -> None:
+def test_twenty_three_methods_their_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 18
+    assert len(METHODS.keys() - variants - ours) == 23
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -30,7 +30,7 @@ from fedapa.verify.case import Case
 M, P = 24, 50
 TASK = Task(build_model("mlp", (2,), 2), 2, torch.arange(M, 0, -1))
 IDS = [17, 3, 9]
-TOGETHER = ("fedapa", "fedapa-reference", "fedamp", "fedamp-heur")
+TOGETHER = ("fedapa", "fedapa-reference", "fedamp", "fedamp-heur", "pfedgraph")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedapa_scored import STEPS, FedAPAScored
+from fedapa.methods.sharing import held_out
 from fedapa.training.local import Local
 
 METHOD = FedAPAScored(holdout=0.25)
@@ -51,7 +52,7 @@ def test_starts_from_its_own_row_before_any_score_and_from_the_least_loss_after(
 def test_losses_are_those_of_the_held_out_samples_which_never_train() -> None:
     down, data = METHOD.send(TASK, server(), 0), make_data()[0]
     shown, trained, up = visit(down, data)
-    learn, score = METHOD._parts(Local(TASK, 0, 0, 0, data))
+    learn, score = held_out(Local(TASK, 0, 0, 0, data), METHOD.holdout)
     assert (len(learn), len(score)) == (9, 3)
     assert sorted([*learn.tolist(), *score.tolist()]) == list(range(12))
     for k, c in enumerate(STEPS.tolist()):
@@ -63,12 +64,13 @@ def test_losses_are_those_of_the_held_out_samples_which_never_train() -> None:
     _, same, told = visit(down, Split(other, data.y))
     assert torch.equal(same["theta"], trained["theta"])
     assert not torch.allclose(told["losses"], up["losses"])
-    again = METHOD._parts(Local(TASK, 0, 9, 0, data))
+    again = held_out(Local(TASK, 0, 9, 0, data), METHOD.holdout)
     assert torch.equal(again[1], score)
 
 
 def test_a_client_with_one_sample_scores_on_it() -> None:
-    learn, score = METHOD._parts(Local(TASK, 0, 0, 0, Split(torch.zeros(1, 4), torch.zeros(1).long())))
+    one = Split(torch.zeros(1, 4), torch.zeros(1).long())
+    learn, score = held_out(Local(TASK, 0, 0, 0, one), METHOD.holdout)
     assert learn.tolist() == score.tolist() == [0]
 
 

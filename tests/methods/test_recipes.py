@@ -38,6 +38,11 @@ BY_AUTHORS = {
     "fedapa-reference": COMMONLY,
     "fedapa-exact": COMMONLY,
     "fedapa-scored": COMMONLY,
+    "pfedgraph": (0.01, 0.9, 64, 2, 1e-5, 0.0),
+    "cfl": (0.1, 0.9, 128, 1, 0.0, 0.0),
+    "ifca": (0.25, 0.0, 50, 5, 0.0, 0.0),
+    "fedfomo": (0.1, 0.0, 50, 5, 0.0, 0.0),
+    "fedem": (0.03, 0.9, 128, 1, 5e-4, 0.0),
 }
 SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 1.0},
@@ -46,7 +51,12 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedhn": {"local_steps": 50},
     "pfedhn-pc": {"local_steps": 50},
     "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
+    "pfedgraph": {"local_steps": 200},
+    "cfl": {"rule": "absolute", "linkage": "complete"},
+    "ifca": {"average": "clients"},
+    "fedfomo": {"norm": "l1"},
 }
+KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True, "fedem": True}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -55,7 +65,7 @@ def test_how_the_authors_train(name: str) -> None:
     training = training_of(check({"methods": [authors]}), authors)
     names = ("lr", "momentum", "batch", "epochs", "weight_decay", "clip_norm")
     assert tuple(getattr(training, key) for key in names) == BY_AUTHORS[name]
-    assert training.keep_momentum == (False if name in ("apple", "fedproto") else "auto")
+    assert training.keep_momentum == KEEPS_MOMENTUM.get(name, "auto")
     assert make(authors) == replace(make(name), **SET_BY_AUTHORS.get(name, {}))
 
 

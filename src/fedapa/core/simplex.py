@@ -33,6 +33,17 @@ def minimise(Q: Tensor, c: Tensor | None = None) -> Tensor:
     return (a / a.sum()).to(Q.dtype)
 
 
+def project(points: Tensor) -> Tensor:
+    """The point of the simplex that is nearest to every row, by sorting; -inf in a row gets no weight.
+
+    The minimiser of |a - v|^2, and so of any program whose Q is a multiple of the identity.
+    """
+    top = points.sort(-1, descending=True).values
+    excess = (top.cumsum(-1) - 1) / torch.arange(1, points.shape[-1] + 1)
+    last = (top > excess).sum(-1, keepdim=True) - 1
+    return (points - excess.gather(-1, last)).clamp(min=0)
+
+
 def drop_small(a: Tensor, floor: float) -> Tensor:
     """Weights below ``floor`` become zero, the rest is scaled back to sum one; the largest always stays."""
     kept = torch.where((a < floor) & (a < a.max()), torch.zeros_like(a), a)

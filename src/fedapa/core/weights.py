@@ -140,11 +140,19 @@ def learn(
     return slope
 
 
-def inner_products(rows: Sequence[Tensor], theta: Tensor) -> Tensor:
-    """[S, M] <row, theta_j> in float64, summed over float32 products of slices."""
+def inner_products(
+    rows: Sequence[Tensor], theta: Tensor, origin: Tensor | None = None, ranges: Sequence[slice] | None = None
+) -> Tensor:
+    """[S, M] <row, theta_j> in float64, summed over float32 products of slices.
+
+    With ``origin`` of what both are away from it; with ``ranges`` over these columns alone.
+    """
     total = torch.zeros(len(rows), len(theta), dtype=torch.float64)
-    for columns in slices(*theta.shape):
-        total += torch.stack([row[columns] for row in rows]) @ theta[:, columns].T
+    for piece in ranges or [slice(0, theta.shape[1])]:
+        for part in slices(len(theta), piece.stop - piece.start):
+            columns = slice(piece.start + part.start, piece.start + part.stop)
+            new, old = torch.stack([row[columns] for row in rows]), theta[:, columns]
+            total += new @ old.T if origin is None else (new - origin[columns]) @ (old - origin[columns]).T
     return total
 
 

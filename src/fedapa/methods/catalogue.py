@@ -88,6 +88,13 @@ METHODS: dict[str, Entry] = {
     "fedapa-scored": Entry(
         "FedAPA-scored", "fedapa_scored:FedAPAScored", 2026, "head", "two mixtures of θ", "θ, scores", "sun2025", 716.7
     ),
+    "pfedgraph": Entry("pFedGraph", "pfedgraph:PFedGraph", 2023, "–", "own mixture of ω", "ω, n", "ye2023", 484.4),
+    "cfl": Entry("CFL", "cfl:CFL", 2021, "–", "ω of the cluster", "ω", "sattler2021", 484.4),
+    "ifca": Entry("IFCA", "ifca:IFCA", 2020, "–", "ω of every cluster", "ω, choice, n", "ghosh2020", 726.6),
+    "fedfomo": Entry(
+        "FedFomo", "fedfomo:FedFomo", 2021, "last start", "ω of five others", "ω, scores", "zhang2021fomo", 1453.3
+    ),
+    "fedem": Entry("FedEM", "fedem:FedEM", 2021, "own mixture π", "three ω", "three ω, n", "marfoq2021", 1453.3),
 }
 
 

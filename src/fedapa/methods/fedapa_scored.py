@@ -33,7 +33,7 @@ from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
-from fedapa.streams import stream
+from fedapa.methods.sharing import held_out
 from fedapa.training.local import Local, Pass
 from fedapa.training.task import Task, task_loss
 
@@ -67,7 +67,7 @@ class FedAPAScored(Method):
         return {**client, "theta": between(down["ends"], STEPS[down["losses"].argmin()])}
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        learn, score = self._parts(local)
+        learn, score = held_out(local, self.holdout)
         with local.only(score):
             losses = torch.stack([_loss(task, between(down["ends"], c), client["phi"], local) for c in STEPS])
         with local.only(learn):
@@ -104,12 +104,6 @@ class FedAPAScored(Method):
     @property
     def _exact(self) -> FedAPAExact:
         return FedAPAExact(row_ema=self.row_ema)
-
-    def _parts(self, local: Local) -> tuple[Tensor, Tensor]:
-        """Which samples train and which score; the same in every round."""
-        order = torch.from_numpy(stream(local.seed, "held-out", local.client).permutation(local.n))
-        size = min(max(1, int(self.holdout * local.n)), local.n - 1)
-        return (order[size:], order[:size]) if size > 0 else (order, order)
 
 
 def between(ends: Tensor, c: Tensor) -> Tensor:

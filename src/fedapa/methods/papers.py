@@ -117,4 +117,34 @@ PAPERS: dict[str, Paper] = {
         "International Joint Conference on Artificial Intelligence (IJCAI)",
         2025,
     ),
+    "ye2023": Paper(
+        "Rui Ye and Zhenyang Ni and Fangzhao Wu and Siheng Chen and Yanfeng Wang",
+        "Personalized Federated Learning with Inferred Collaboration Graphs",
+        "International Conference on Machine Learning (ICML)",
+        2023,
+    ),
+    "sattler2021": Paper(
+        'Felix Sattler and Klaus-Robert M{\\"u}ller and Wojciech Samek',
+        "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints",
+        "IEEE Transactions on Neural Networks and Learning Systems 32(8)",
+        2021,
+    ),
+    "ghosh2020": Paper(
+        "Avishek Ghosh and Jichan Chung and Dong Yin and Kannan Ramchandran",
+        "An Efficient Framework for Clustered Federated Learning",
+        "Advances in Neural Information Processing Systems (NeurIPS)",
+        2020,
+    ),
+    "zhang2021fomo": Paper(
+        "Michael Zhang and Karan Sapra and Sanja Fidler and Serena Yeung and Jose M. Alvarez",
+        "Personalized Federated Learning with First Order Model Optimization",
+        "International Conference on Learning Representations (ICLR)",
+        2021,
+    ),
+    "marfoq2021": Paper(
+        "Othmane Marfoq and Giovanni Neglia and Aur{\\'e}lien Bellet and Laetitia Kameni and Richard Vidal",
+        "Federated Multi-Task Learning under a Mixture of Distributions",
+        "Advances in Neural Information Processing Systems (NeurIPS)",
+        2021,
+    ),
 }

@@ -75,6 +75,30 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-3, "clip_norm": 50.0},
     ),
     "fedapa": Recipe("paper and released code: the common recipe"),
+    "pfedgraph": Recipe(
+        "authors' run scripts: 200 batches of 64, weight decay 1e-5, a new optimiser every round",
+        {"lr": 0.01, "momentum": 0.9, "batch": 64, "weight_decay": 1e-5, "keep_momentum": False},
+        {"local_steps": 200},
+    ),
+    "cfl": Recipe(
+        "authors' notebook: E = 1, B = 128, rate 0.1 (it decays by 0.99 a visit, here it does not), the optimiser kept",
+        {"lr": 0.1, "momentum": 0.9, "batch": 128, "epochs": 1, "keep_momentum": True},
+        {"rule": "absolute", "linkage": "complete"},
+    ),
+    "ifca": Recipe(
+        "authors' code, CIFAR-10: E = 5, B = 50, rate 0.25 (it decays by 0.99 a round, here it does not), no momentum",
+        {"lr": 0.25, "momentum": 0.0, "batch": 50, "epochs": 5},
+        {"average": "clients"},
+    ),
+    "fedfomo": Recipe(
+        "authors' code: E = 5, B = 50, rate 0.1 (it decays by 0.99, here it does not), no momentum",
+        {"lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 5},
+        {"norm": "l1"},
+    ),
+    "fedem": Recipe(
+        "authors' code, CIFAR-10: E = 1, B = 128, rate 0.03 (it decays twice, here it does not), the optimiser kept",
+        {"lr": 0.03, "momentum": 0.9, "batch": 128, "epochs": 1, "weight_decay": 5e-4, "keep_momentum": True},
+    ),
 }
 # Variants and our own methods train as the method that they come from.
 ALIKE = {

@@ -173,7 +173,7 @@ def _counted(data: Federated) -> Federated:
     """The same samples with a number to predict instead of a class: a count, so that objectives of counts fit, too."""
 
     def count(split: Split, weights: torch.Tensor) -> Split:
-        rate = torch.exp(0.4 * split.x.flatten(1) @ weights).clamp(max=20.0)
+        rate = torch.exp(0.5 + split.x.flatten(1) @ weights).clamp(max=20.0)
         return Split(split.x, rate.round())
 
     generator = torch.Generator().manual_seed(13)
