@@ -35,6 +35,7 @@ BY_AUTHORS = {
     "dbe": (0.005, 0.0, 10, 1, 0.0, 0.0),
     "fedproto": (0.01, 0.5, 32, 1, 0.0, 0.0),
     "fedgh": (0.01, 0.9, 64, 10, 1e-3, 50.0),
+    "pfedme": (0.005, 0.0, 20, 2, 0.0, 0.0),
     "fedapa": COMMONLY,
     "fedapa-reference": COMMONLY,
     "fedapa-exact": COMMONLY,
@@ -47,6 +48,7 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedhn": {"local_steps": 50},
     "pfedhn-pc": {"local_steps": 50},
     "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
+    "pfedme": {"local_steps": 20},
 }
 
 

@@ -71,6 +71,7 @@ METHODS: dict[str, Entry] = {
     ),
     "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6),
     "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023", 6.6),
+    "pfedme": Entry("pFedMe", "pfedme:PFedMe", 2020, "personal model", "ω", "ω, n", "dinh2020", 484.4),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
         "FedAPA (released code)",

@@ -93,6 +93,11 @@ PAPERS: dict[str, Paper] = {
         "{FedGH}: Heterogeneous Federated Learning with Generalized Global Header",
         "ACM International Conference on Multimedia (MM)", 2023,
     ),
+    "dinh2020": Paper(
+        "Canh T. Dinh and Nguyen H. Tran and Tuan Dung Nguyen",
+        "Personalized Federated Learning with Moreau Envelopes",
+        "Advances in Neural Information Processing Systems (NeurIPS)", 2020,
+    ),
     "sun2025": Paper(
         "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
         "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "

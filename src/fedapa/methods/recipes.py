@@ -74,6 +74,11 @@ RECIPES: dict[str, Recipe] = {
         "authors' code: E = 10, weight decay 1e-3, gradients clipped at 50",
         {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-3, "clip_norm": 50.0},
     ),
+    "pfedme": Recipe(
+        "authors' code, CIFAR-10: 20 mini-batches of 20, rate 0.005, no momentum",
+        {"lr": 0.005, "momentum": 0.0, "batch": 20},
+        {"local_steps": 20},
+    ),
     "fedapa": Recipe("paper and released code: the common recipe"),
 }
 # Variants and our own methods train as the method that they come from.
