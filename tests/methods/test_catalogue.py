@@ -52,8 +52,12 @@ DEFAULTS = {
     "fedproto": "lam=1.0, inference='head', average='samples', prototypes='after'",
     "fedgh": "server_lr=0.01, server_batch=1, server_epochs=1",
     "pfedme": (
-        "lam=15.0, inner_lr=0.01, inner_steps=5, beta=1.0, local_steps=0, restart=False, used='personal', shared='model'"
+        "lam=15.0, inner_lr=0.01, inner_steps=5, beta=1.0, local_steps=0, restart=False, used='personal', "
+        "shared='model'"
     ),
+    "perfedavg": "alpha=0.01, adapt_steps=1, order='first', split=True, shared='model'",
+    "apfl": "alpha=0.5, alpha_lr=0.01, mix='parameters', start='received'",
+    "scaffold": "server_lr=1.0, average='clients', correct=True, fine_tune=False, shared='model'",
     "fedapa": (
         "eta=0.01, mu=0.5, sign='descend', self_weight='raw', clip=True, normalise=True, weight_momentum=0.0, "
         "buffer='row', project_at='update', shared='extractor', order='parallel', top_k=0"
@@ -69,10 +73,10 @@ DEFAULTS = {
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
-AS_IT_ARRIVES += ""
+AS_IT_ARRIVES += " scaffold perfedavg"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
-GOES_ON += ""
+GOES_ON += " apfl"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
 
 def test_how_many_methods_beside_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 19
+    assert len(METHODS.keys() - variants - ours) == 22
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -115,8 +119,8 @@ def test_whose_momentum_stays(name: str) -> None:
     server, client = method.init(task, 0)
     local, down = Local(task, 0, 0, 0, make_data()[0]), method.send(task, server, 0)
     method.train(task, method.receive(task, client, down, local), down, local)
-    place = "personal" if name == "ditto" else "main"
-    kept = {f"{place}/theta", f"{place}/phi"} | ({"main/p"} if name == "apple" else set())
+    place = {"ditto": "personal/", "apfl": "main/own_"}.get(name, "main/")
+    kept = {f"{place}theta", f"{place}phi"} | ({"main/p"} if name == "apple" else set())
     assert set(local.memory) == (kept if name in GOES_ON.split() else set())
 
 

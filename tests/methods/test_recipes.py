@@ -36,6 +36,9 @@ BY_AUTHORS = {
     "fedproto": (0.01, 0.5, 32, 1, 0.0, 0.0),
     "fedgh": (0.01, 0.9, 64, 10, 1e-3, 50.0),
     "pfedme": (0.005, 0.0, 20, 2, 0.0, 0.0),
+    "perfedavg": (0.005, 0.0, 20, 2, 0.0, 0.0),
+    "apfl": COMMONLY,
+    "scaffold": (0.01, 0.0, 64, 2, 0.0, 0.0),
     "fedapa": COMMONLY,
     "fedapa-reference": COMMONLY,
     "fedapa-exact": COMMONLY,
@@ -49,6 +52,8 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedhn-pc": {"local_steps": 50},
     "fedproto": {"lam": 0.1, "average": "clients", "prototypes": "during", "inference": "own_classes"},
     "pfedme": {"local_steps": 20},
+    "perfedavg": {"alpha": 0.005},
+    "apfl": {"mix": "logits", "alpha_lr": 0.0},
 }
 
 

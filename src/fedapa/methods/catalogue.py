@@ -72,6 +72,9 @@ METHODS: dict[str, Entry] = {
     "fedproto": Entry("FedProto", "fedproto:FedProto", 2022, "whole model", "prototypes", "class sums", "tan2022", 6.6),
     "fedgh": Entry("FedGH", "fedgh:FedGH", 2023, "extractor", "head", "class means", "yi2023", 6.6),
     "pfedme": Entry("pFedMe", "pfedme:PFedMe", 2020, "personal model", "ω", "ω, n", "dinh2020", 484.4),
+    "perfedavg": Entry("Per-FedAvg", "perfedavg:PerFedAvg", 2020, "adapted model", "ω", "ω, n", "fallah2020", 484.4),
+    "apfl": Entry("APFL", "apfl:APFL", 2020, "private model, its share", "ω", "ω, n", "deng2020", 484.4),
+    "scaffold": Entry("SCAFFOLD", "scaffold:Scaffold", 2020, "control variate", "ω, c", "ω", "karimireddy2020", 726.6),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
         "FedAPA (released code)",

@@ -98,6 +98,21 @@ PAPERS: dict[str, Paper] = {
         "Personalized Federated Learning with Moreau Envelopes",
         "Advances in Neural Information Processing Systems (NeurIPS)", 2020,
     ),
+    "fallah2020": Paper(
+        "Alireza Fallah and Aryan Mokhtari and Asuman Ozdaglar",
+        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
+        "Advances in Neural Information Processing Systems (NeurIPS)", 2020,
+    ),
+    "deng2020": Paper(
+        "Yuyang Deng and Mohammad Mahdi Kamani and Mehrdad Mahdavi",
+        "Adaptive Personalized Federated Learning", "arXiv:2003.13461", 2020,
+    ),
+    "karimireddy2020": Paper(
+        "Sai Praneeth Karimireddy and Satyen Kale and Mehryar Mohri and Sashank J. Reddi and Sebastian U. Stich "
+        "and Ananda Theertha Suresh",
+        "{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning",
+        "International Conference on Machine Learning (ICML)", 2020,
+    ),
     "sun2025": Paper(
         "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
         "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "

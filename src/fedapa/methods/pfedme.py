@@ -92,8 +92,8 @@ class PFedMe(Method):
         personal = anchor if self.restart else _personal(given)
         for _ in range(self.inner_steps):
             personal = step(task, proximal, personal, batch, pulled, self.inner_lr)
-        gap = sum((params[k] - personal[k]).square().sum() for k in PARTS)
-        return 0.5 * self.lam * gap, _as_personal(personal)
+        gaps = [(params[k] - personal[k]).square().sum() for k in PARTS]
+        return 0.5 * self.lam * torch.stack(gaps).sum(), _as_personal(personal)
 
     # What the law suite has to know.
     regularisers: ClassVar[tuple[str, ...]] = ("lam",)

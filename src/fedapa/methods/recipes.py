@@ -79,6 +79,16 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.005, "momentum": 0.0, "batch": 20},
         {"local_steps": 20},
     ),
+    "perfedavg": Recipe(
+        "no code by the authors; PFLlib (for 2,000 rounds): two passes over batches of 2 x 10, alpha = beta = 0.005",
+        {"lr": 0.005, "momentum": 0.0, "batch": 20, "epochs": 2},
+        {"alpha": 0.005},
+    ),
+    "apfl": Recipe(
+        "authors' code (FedTorch): logits are mixed, alpha fixed at 0.5; its other settings are the common ones",
+        settings={"mix": "logits", "alpha_lr": 0.0},
+    ),
+    "scaffold": Recipe("paper: no momentum; its rate was tuned, here the common one", {"momentum": 0.0}),
     "fedapa": Recipe("paper and released code: the common recipe"),
 }
 # Variants and our own methods train as the method that they come from.

@@ -30,7 +30,8 @@ def step(
 
 def _slopes(task: Task, loss: PlainLoss, params: Tree, batch: Batch, given: Tree, graph: bool) -> Tree:
     if task.vectorise and not task.model.has_buffers:  # vmap refuses torch.autograd.grad, and has no buffers
-        return grad(lambda leaves: loss(task, leaves, batch, given))(params)
+        slopes: Tree = grad(lambda leaves: loss(task, leaves, batch, given))(params)
+        return slopes
     if graph:
         task = replace(task, kernel=None)  # the native kernel differentiates once
     leaves = params if graph else {k: v.detach().requires_grad_() for k, v in params.items()}
