@@ -8,7 +8,7 @@ Server: w <- w + step (mean_i w_i - w), which descends 1/2 |mean_i w_i - w|^2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,10 +21,10 @@ from fedapa.core.tree import Tree, weighted_mean
 
 @dataclass(frozen=True)
 class HalfWay(fa.Method):
+    roles: ClassVar[Mapping[str, fa.Role]] = {"n": fa.Role.SAMPLES}
+
     step: float = fa.hyper(0.5, "share of the way to the clients' mean", 0.0, 1.0)
     rho: float = fa.hyper(0.1, "pull towards the received model", 0.0)
-
-    regularisers: ClassVar[tuple[str, ...]] = ("rho",)
 
     def init(self, task: fa.Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -50,11 +50,14 @@ class HalfWay(fa.Method):
     def predict(self, task: fa.Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def surrogate(self, task: fa.Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
-        return 0.5 * (up["omega"] - new["omega"]).square().sum()
+    def claims(self) -> fa.Claims:
+        return fa.Claims(
+            regularisers=("rho",),
+            surrogate=proxy,
+            bare=replace(self, step=1e-3),
+            limits={"fedavg": replace(self, step=1.0, rho=0.0)},
+        )
 
-    def bare(self) -> fa.Method:
-        return replace(self, step=1e-3)
 
-    def limits(self) -> dict[str, fa.Method]:
-        return {"fedavg": replace(self, step=1.0, rho=0.0)}
+def proxy(task: fa.Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+    return 0.5 * (up["omega"] - new["omega"]).square().sum()

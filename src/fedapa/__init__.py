@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedapa.methods.fedapa import FedAPA
     from fedapa.methods.fedavg import FedAvg
     from fedapa.methods.local_only import LocalOnly
-    from fedapa.methods.method import Method, hyper
+    from fedapa.methods.method import Claims, Method, Role, hyper
     from fedapa.training.local import Local
     from fedapa.training.task import Batch, Task, Training, cross_entropy, proximal
 
@@ -32,15 +32,15 @@ _HOMES = {
     "fedapa.methods.fedapa": ("FedAPA",),
     "fedapa.methods.fedavg": ("FedAvg",),
     "fedapa.methods.local_only": ("LocalOnly",),
-    "fedapa.methods.method": ("Method", "hyper"),
+    "fedapa.methods.method": ("Claims", "Method", "Role", "hyper"),
     "fedapa.training.local": ("Local",),
     "fedapa.training.task": ("Batch", "Task", "Training", "cross_entropy", "proximal"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Batch", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method", "RunError",
-    "Task", "Training", "cross_entropy", "fit", "from_arrays", "from_datasets",
+    "Batch", "Claims", "FedAPA", "FedAvg", "FedapaError", "Federated", "InputError", "Local", "LocalOnly", "Method",
+    "Role", "RunError", "Task", "Training", "cross_entropy", "fit", "from_arrays", "from_datasets",
     "from_files", "hyper", "load", "make", "proximal",
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
-from fedapa.methods.method import Method
+from fedapa.methods.method import Method, Role, named
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.rounds import loop
 from fedapa.rounds.evaluation import Summary, summarise
@@ -141,6 +141,7 @@ def play(
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, room)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
+        about["weights"] = next(iter(named(method.roles, Role.WEIGHTS)), "")
         account = account_of(method, plan.rounds, simulated="federation" not in about)
         about |= {} if account is None else {"privacy": account.to_json()}
         for newcomer in gate.members(keeper.position()) if gate is not None else ():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.malicious import Attack, Tampered, attacked, attackers
+from fedapa.methods.method import Role, Roles
 from fedapa.training.local import Local
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
@@ -20,6 +24,13 @@ from fedapa.verify.case import Case
 CASE = Case(FedAPA())
 DOWN = {"omega": torch.tensor([1.0, 2.0, 3.0, 4.0]), "counts": torch.tensor([9.0, 9.0])}
 UP = {"omega": torch.tensor([4.0, 2.0, 3.0, 0.0]), "counts": torch.tensor([2.0, 3.0]), "n": torch.tensor([5.0])}
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Uploads as UP."""
+
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES, "counts": Role.CLASS_COUNTS}
 
 
 def toolbox(client: int, round: int = 0) -> Local:
@@ -38,13 +49,13 @@ def test_law(method: Tampered, law: str) -> None:
 
 def test_scaled_by_hand() -> None:
     """The update is (3, 0, 0, -4); times -2 it is (-6, 0, 0, 8), on top of what was sent."""
-    lie = sent(Tampered(FedAvg(), "scaled", (1,), -2.0), 1)
+    lie = sent(Tampered(Counting(), "scaled", (1,), -2.0), 1)
     assert lie["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]
     assert (lie["counts"].tolist(), lie["n"].tolist()) == ([2.0, 3.0], [5.0])  # numbers of samples stay true
 
 
 def test_noise_has_the_norm_of_the_update_and_nothing_else_of_it() -> None:
-    method = Tampered(FedAvg(), "noise", (1,), 2.0)
+    method = Tampered(Counting(), "noise", (1,), 2.0)
     lies = [sent(method, 1, round=t)["omega"] - DOWN["omega"] for t in range(400)]
     for lie in lies:
         assert float(lie.norm()) == pytest.approx(10.0, rel=1e-5)  # |(3, 0, 0, -4)| = 5, twice

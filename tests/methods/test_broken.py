@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedapa.errors import InputError
 from fedapa.verify import LAWS, load_method
 from fedapa.verify.case import Broken, Case
 
@@ -106,3 +107,29 @@ def test_a_client_that_starts_beside_what_was_sent_is_caught(tmp_path: Path) -> 
 def test_the_example_itself_passes(law: str) -> None:
     (method,) = load_method(EXAMPLE).values()
     LAWS[law](Case(method))
+
+
+@pytest.mark.parametrize("member", ["regularisers = ('rho',)", "def limits(self): return {}"])
+def test_a_claim_beside_claims_is_refused(member: str, tmp_path: Path) -> None:
+    """Nothing reads it there: its law would hold without having been checked."""
+    path = tmp_path / "beside_claims.py"
+    text = EXAMPLE.read_text(encoding="utf-8")
+    path.write_text(text.replace("    def init(", f"    {member}\n\n    def init(", 1), encoding="utf-8")
+    with pytest.raises(InputError, match=r"HalfWay\.(regularisers|limits) is read by no law"):
+        load_method(path)
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ("{}", r"n adds up to the samples of every client \[40.0, 23.0, 31.0\] and has no role"),
+        ('{"n": fa.Role.SAMPLES, "m": fa.Role.SUMS}', "roles speak of m, which none of 2 tensors is called"),
+    ],
+)
+def test_a_forgotten_and_a_misspelt_role_are_caught(roles: str, said: str, tmp_path: Path) -> None:
+    """Without its role a forged number of samples would pass."""
+    path, text = tmp_path / "roles.py", EXAMPLE.read_text(encoding="utf-8")
+    path.write_text(text.replace('{"n": fa.Role.SAMPLES}', roles), encoding="utf-8")
+    (method,) = load_method(path).values()
+    with pytest.raises(Broken, match=said):
+        LAWS["bad-uploads-refused"](Case(method))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedapa_exact import FedAPAExact
 from fedapa.methods.fedavg import FedAvg
+from fedapa.methods.method import Roles
 from fedapa.methods.pfedhn import PFedHN
 from fedapa.methods.privacy import NOT_COVERED, from_json, told
 from fedapa.methods.wrappers import Noised, Quantised, Top, Wrapped, account_of, pack, unpack
@@ -39,6 +41,18 @@ def toolbox(memory: dict[str, torch.Tensor] | None = None, round: int = 0) -> Lo
 @pytest.mark.parametrize("name", ["fedapa+quantised", "fedavg+top", "fedapa+noised", "local+noised"])
 def test_law(name: str, law: str) -> None:
     LAWS[law](Case(make(name)))
+
+
+def test_a_wrapper_passes_on_the_claims_that_hold_around_it() -> None:
+    claims = make("fedala+quantised+ema").claims()
+    assert claims.adapts
+    assert claims.jumps  # of the wrapper inside
+    assert not claims.limits  # a coded FedALA without mixing is not FedAvg
+    assert make("fedprox+top").claims().regularisers == ()  # a wrapper has no mu that could be 0
+    shared = Quantised(FedAPA(buffer="shared")).claims()
+    assert shared.ordered
+    assert shared.bare == Quantised(FedAPA(buffer="shared").claims().bare)
+    assert make("fedavg+top").claims().surrogate is None
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 11, 16])
@@ -282,6 +296,7 @@ def test_fedapa_starts_a_new_client_from_the_mean() -> None:
     torch.testing.assert_close(method.send(larger, server, 4)["theta"], done.server["theta"].mean(0))
     assert server["A"][4].tolist() == [0, 0, 0, 0, 1]
     assert server["A"][:4, 4].tolist() == [0, 0, 0, 0]
+    assert server["velocity"][4].tolist() == server["velocity"][:, 4].tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("rule", ["cut", "noise", "leave-one-out", "stability"])
@@ -309,6 +324,7 @@ def test_a_hypernetwork_keeps_its_length_of_embeddings() -> None:
     grew = method.admit(larger, server)
     assert grew["v"].shape == (8, 2)
     torch.testing.assert_close(grew["v"][7], server["v"].mean(0))
+    assert method.admit(larger, {**server, "velocity_v": server["v"]})["velocity_v"][7].tolist() == [0, 0]
     down = method.send(larger, grew, 7)
     after = method.absorb(larger, grew, [7], [down], [{k: v + 0.1 for k, v in down.items()}])
     assert after["v"].shape == (8, 2)
@@ -333,3 +349,25 @@ def test_apple_gives_a_new_client_no_weight_at_the_others() -> None:
 def test_what_cannot_grow() -> None:
     with pytest.raises(InputError, match="psi cannot take another client"):
         grown({"psi": torch.zeros(3, 6)}, {"psi": torch.zeros(4, 8)})
+
+
+def test_momentum_is_known_by_its_role_not_by_its_name() -> None:
+    square, rows = torch.full((3, 3), 0.5), torch.ones(3, 2)
+    larger = {"velocity": torch.zeros(4, 4), "speed": torch.zeros(4, 4), "way": torch.zeros(4, 2)}
+    new = grown({"velocity": square, "speed": square, "way": rows}, larger, ["speed", "way"])
+    assert [new["velocity"][3, 3], new["speed"][3, 3]] == [1, 0]
+    assert new["way"][3].tolist() == [0, 0]
+
+
+def test_noise_leaves_alone_only_what_is_declared_as_the_number_of_samples() -> None:
+    @dataclass(frozen=True)
+    class Forgetful(FedAvg):
+        roles: ClassVar[Roles] = {}
+
+    down = {"omega": torch.ones(4)}
+    up = {"omega": torch.zeros(4), "n": torch.tensor([7.0])}
+    sent = Noised(FedAvg()).encode(CASE.task, down, up, toolbox())
+    assert sent["n"] == 7
+    assert not torch.equal(sent["omega"], up["omega"])
+    with pytest.raises(InputError, match="Forgetful uploads n, which is no model that was sent before"):
+        Noised(Forgetful()).encode(CASE.task, down, up, toolbox())

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from toy import TESTS, Toy, play, rights, toy_data
 
+from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
+from fedapa.methods.method import Role, Roles
 from fedapa.rounds.loop import Plan, RoundLog
 from fedapa.store import run_db, run_folder
 
@@ -134,6 +138,28 @@ def test_matrices_are_numbered_from_one(made: Path) -> None:
     with run_db.reading(made) as db:
         assert [(t, A.tolist()) for t, A in run_db.matrices(db, 2)] == [(t + 1, [[t] * 2] * 2) for t in range(3)]
         assert [t for t, _ in run_db.matrices(db, 2, round=2)] == [2]
+
+
+@dataclass(frozen=True)
+class Nameless(Toy):
+    """Watches a square matrix and does not say what it is."""
+
+    def watch(self, server: Tree) -> Tree:
+        return {"A": torch.zeros(4, 4), "shares": torch.eye(4)}
+
+
+@dataclass(frozen=True)
+class Sharing(Nameless):
+    roles: ClassVar[Roles] = {"shares": Role.WEIGHTS}
+
+
+@pytest.mark.parametrize(("method", "rounds"), [(Sharing(), [1, 2]), (Nameless(), [])])
+def test_weights_are_what_the_method_declares_as_such(method: Toy, rounds: list[int], tmp_path: Path) -> None:
+    play(method, toy_data(), Plan(2, (1.0, 1.0)), folder=tmp_path)
+    with run_db.reading(tmp_path / "run.db") as db:
+        assert run_db.weight_rounds(db) == rounds
+        assert [(t, A.tolist()) for t, A in run_db.matrices(db, 4)] == [(t, torch.eye(4).tolist()) for t in rounds]
+        assert [(t, row.tolist()) for t, row in run_db.weight_rows(db, 4, 1)] == [(t, [0, 1, 0, 0]) for t in rounds]
 
 
 def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> None:

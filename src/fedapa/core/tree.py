@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -79,13 +79,13 @@ def writable(matrix: Tensor, donate: bool) -> Tensor:
     return matrix if donate and not shared else matrix.clone(memory_format=torch.contiguous_format)
 
 
-def grown(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tree:
+def grown(tree: Mapping[str, Tensor], like: Mapping[str, Tensor], still: Container[str] = ()) -> Tree:
     """``tree`` of M clients with the shapes of ``like``, of M + 1: rows get their mean as another, a square matrix of
-    weights a row and a column of its own with 1 where they meet, counters and velocities 0."""
-    return {name: _grown(name, leaf, like[name].shape) for name, leaf in tree.items()}
+    weights a row and a column of its own with 1 where they meet, counters and whatever is ``still`` 0."""
+    return {name: _grown(name, leaf, like[name].shape, name in still) for name, leaf in tree.items()}
 
 
-def _grown(name: str, leaf: Tensor, shape: torch.Size) -> Tensor:
+def _grown(name: str, leaf: Tensor, shape: torch.Size, still: bool) -> Tensor:
     if leaf.shape == shape:
         return leaf
     if leaf.ndim != len(shape) or leaf.shape[0] + 1 != shape[0]:
@@ -93,12 +93,12 @@ def _grown(name: str, leaf: Tensor, shape: torch.Size) -> Tensor:
     if leaf.ndim == 2 and leaf.shape[0] == leaf.shape[1] and shape[0] == shape[1]:
         square = leaf.new_zeros(shape)
         square[:-1, :-1] = leaf
-        square[-1, -1] = 0.0 if name.startswith("velocity") else 1.0
+        square[-1, -1] = 0.0 if still else 1.0
         return square
     if leaf.shape[1:] != shape[1:]:
         raise InputError(f"the server's {name} cannot take another client", "start a new federation with all clients")
-    still = leaf.ndim == 1 or name.startswith("velocity")
-    return torch.cat([leaf, torch.zeros_like(leaf[:1]) if still else leaf.mean(0, keepdim=True)])
+    zero = still or leaf.ndim == 1
+    return torch.cat([leaf, torch.zeros_like(leaf[:1]) if zero else leaf.mean(0, keepdim=True)])
 
 
 def find_fault(tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, cross_entropy
 
@@ -46,6 +46,8 @@ PARTS = ("theta", "phi")
 
 @dataclass(frozen=True)
 class APFL(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     alpha: float = hyper(
         0.5, "share of the private model at the start", 0.0, 1.0, source="authors' code", search="0.1..0.9"
     )
@@ -114,10 +116,9 @@ class APFL(Method):
         """Logits are mixed when the model is used, which takes w_i itself."""
         return _named("w", w) if self.mix == "logits" else {}
 
-    # What the law suite has to know.
-    def limits(self) -> dict[str, Method]:
+    def claims(self) -> Claims:
         fixed = replace(self, alpha_lr=0.0, mix="parameters", start="common")
-        return {"fedavg": replace(fixed, alpha=0.0), "local": replace(fixed, alpha=1.0)}
+        return Claims(limits={"fedavg": replace(fixed, alpha=0.0), "local": replace(fixed, alpha=1.0)})
 
 
 def mixed(task: Task, tree: Tree) -> Tree:

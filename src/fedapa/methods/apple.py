@@ -30,22 +30,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.tree import Tree, with_rows
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, hyper
 from fedapa.training.local import Local, own_start
 from fedapa.training.task import Batch, Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class APPLE(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("mu",)
-
     lr_p: float = hyper(
         0.001, "learning rate of the relationship vector p", 0.0, source="authors' code", search="log:0.0001..0.01"
     )
@@ -97,6 +95,9 @@ class APPLE(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def claims(self) -> Claims:
+        return Claims(regularisers=("mu",))
 
     def fade(self, r: int, rounds: int) -> float:
         """lambda(r), from 1 at the first round to 0 from round L T on."""

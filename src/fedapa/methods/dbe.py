@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
@@ -47,7 +47,7 @@ FINDING, TELLING = 0, 1  # phases of a message: the mean is being found, is told
 
 @dataclass(frozen=True)
 class DBE(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("kappa",)
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
     kappa: float = hyper(
         50.0, "strength of the mean regularisation", 0.0, source="authors' run script", search="log:0.5..500"
@@ -108,8 +108,9 @@ class DBE(Method):
         """Strength of the mean regularisation for features of size d."""
         return self.kappa * d / self.width if self.width else self.kappa
 
-    def limits(self) -> dict[str, Method]:
-        return {"fedavg": replace(self, kappa=0.0, train_bias=False, keep_first=True)}
+    def claims(self) -> Claims:
+        plain = replace(self, kappa=0.0, train_bias=False, keep_first=True)
+        return Claims(regularisers=("kappa",), limits={"fedavg": plain})
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.logits(client, task.features(client, x) + client["b"])

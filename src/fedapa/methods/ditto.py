@@ -34,14 +34,14 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.fedprox import pull
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy, proximal
 
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
     lam: float = hyper(
         1.0,
@@ -74,5 +74,5 @@ class Ditto(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, lam=0.0)}
+    def claims(self) -> Claims:
+        return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0)})

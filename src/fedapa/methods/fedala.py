@@ -45,7 +45,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local, Loss
 from fedapa.training.task import Batch, Task, cross_entropy
 
@@ -54,7 +54,7 @@ STREAMS = 10_000  # the mixing draws from streams of its own: local training see
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    adapts: ClassVar[bool] = True
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
     eta: float = hyper(1.0, "learning rate of the mixing weights W", 0.0, source="authors' code", search="log:0.1..10")
     s: float = hyper(
@@ -96,8 +96,8 @@ class FedALA(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def limits(self) -> dict[str, Method]:
-        return {"fedavg": replace(self, eta=0.0)}
+    def claims(self) -> Claims:
+        return Claims(adapts=True, limits={"fedavg": replace(self, eta=0.0)})
 
     def _learn(self, task: Task, given: Tree, client: Tree, local: Local) -> Tensor:
         """W after one epoch, or after as many as the first time needs."""

@@ -45,15 +45,15 @@ from fedapa.core import weights
 from fedapa.core.tree import Tree, grown, with_rows
 from fedapa.errors import InputError
 from fedapa.methods.fedprox import pull
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)
 class FedAMP(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     together: ClassVar[bool] = True
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
 
     attention: Literal["exact", "heuristic"] = hyper("exact", "by distance (FedAMP) or by cosine (HeurFedAMP)")
     sigma: float = hyper(
@@ -108,8 +108,8 @@ class FedAMP(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, lam=0.0, alpha=1e-9 * self.sigma, xi=1.0)}
+    def claims(self) -> Claims:
+        return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0, alpha=1e-9 * self.sigma, xi=1.0)})
 
     def watch(self, server: Tree) -> Tree:
         return {"A": self.shares(gram(server), torch.arange(len(server["omega"])))}

@@ -38,13 +38,14 @@ from fedapa.core import weights
 from fedapa.core.tree import Tree, with_rows, writable
 from fedapa.core.weights import Buffer, SelfWeight, Sign
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, Schedule, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedAPA(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS, "velocity": Role.MOMENTUM}
     together: ClassVar[bool] = True
 
     eta: float = hyper(
@@ -116,20 +117,14 @@ class FedAPA(Method):
     def watch(self, server: Tree) -> Tree:
         return {"A": server["A"]}
 
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
-        """1/2 |theta_i - Theta A_i|^2 with the mixed models held still."""
-        return 0.5 * (up["theta"] - weights.aggregate(new["A"][i], old["theta"])).square().sum()
-
-    def bare(self) -> FedAPA:
+    def claims(self) -> Claims:
         step = replace(self, eta=1e-5, weight_momentum=0.0, buffer="row")
-        return replace(step, clip=False, self_weight="off", normalise=False, project_at="update", top_k=0)
-
-    @property
-    def ordered(self) -> bool:
-        return self.buffer == "shared"
-
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, eta=0.0)} if self.shared == "extractor" else {}
+        return Claims(
+            ordered=self.buffer == "shared",
+            surrogate=proxy,
+            bare=replace(step, clip=False, self_weight="off", normalise=False, project_at="update", top_k=0),
+            limits={"local": replace(self, eta=0.0)} if self.shared == "extractor" else {},
+        )
 
     def _shared(self, task: Task, client: Tree) -> Tensor:
         return client["theta"] if self.shared == "extractor" else task.join(client["theta"], client["phi"])
@@ -156,3 +151,8 @@ class FedAPA(Method):
     def _sparse(self, task: Task) -> bool:
         """Whether mixing by non-zero weights alone is faster: measured, it is so up to about a fifth of them."""
         return self.top_k > 0 and 8 * (self.top_k + 1) <= task.clients
+
+
+def proxy(task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+    """1/2 |theta_i - Theta A_i|^2 with the mixed models held still."""
+    return 0.5 * (up["theta"] - weights.aggregate(new["A"][i], old["theta"])).square().sum()

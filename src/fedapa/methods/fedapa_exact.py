@@ -46,7 +46,7 @@ from torch import Tensor
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
@@ -59,6 +59,7 @@ STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal ch
 
 @dataclass(frozen=True)
 class FedAPAExact(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     together: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {
         "clear": "jump_ratio",
@@ -152,8 +153,8 @@ class FedAPAExact(Method):
         found = {"A": A, "collaborators": exact_weights.collaborators(A), "groups": exact_weights.groups(A)}
         return found | ({"layers": server["A"]} if self.per_layer else {})
 
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)}
+    def claims(self) -> Claims:
+        return Claims(limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""

@@ -33,7 +33,7 @@ from torch import Tensor
 from fedapa.core import exact_weights, weights
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa_exact import FedAPAExact
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local, Pass
 from fedapa.training.task import Task, cross_entropy
@@ -43,8 +43,8 @@ STEPS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
 
 @dataclass(frozen=True)
 class FedAPAScored(Method):
+    roles: ClassVar[Roles] = {"A": Role.WEIGHTS}
     renamed: ClassVar[Mapping[str, str]] = {"keep": "row_ema"}
-    adapts: ClassVar[bool] = True
 
     holdout: float = hyper(
         0.1, "share of a client's samples that scores and never trains", 0.0, 0.9, search="0.1,0.2,0.3"
@@ -87,6 +87,9 @@ class FedAPAScored(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def claims(self) -> Claims:
+        return Claims(adapts=True)
 
     def watch(self, server: Tree) -> Tree:
         c = STEPS[server["losses"].argmin(1)][:, None]

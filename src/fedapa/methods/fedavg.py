@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree, weighted_mean
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs (fedavg-ft)")
 
     @property

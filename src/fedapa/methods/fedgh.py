@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,13 +33,15 @@ from torch import Tensor
 
 from fedapa.core.prototypes import class_means, class_sums
 from fedapa.core.tree import Tree
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedGH(Method):
+    roles: ClassVar[Roles] = {"counts": Role.CLASS_COUNTS}
+
     server_lr: float = hyper(
         0.01, "learning rate of the global head", 0.0, source="clients' rate; PFLlib: 1", search="log:0.001..1"
     )

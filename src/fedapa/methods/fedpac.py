@@ -40,7 +40,7 @@ from torch import Tensor
 from fedapa.core import prototypes as proto
 from fedapa.core import simplex
 from fedapa.core.tree import Tree, weighted_mean, with_rows
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, cross_entropy
 
@@ -49,7 +49,7 @@ SMALL = 1e-3  # QP weights below this are dropped
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+    roles: ClassVar[Roles] = {"counts": Role.CLASS_COUNTS, "sums": Role.SUMS}
 
     lam: float = hyper(
         1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5", search="log:0.1..10"
@@ -103,6 +103,9 @@ class FedPAC(Method):
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+    def claims(self) -> Claims:
+        return Claims(regularisers=("lam",))
 
     def _targets(self, down: Tree, own: Tensor) -> Tree:
         """Where each class is pulled to, and how strongly: not at all before the first global prototype."""

@@ -22,19 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
-from fedapa.methods.method import Method
+from fedapa.methods.method import Method, Role, Roles
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedPer(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"theta": theta}, {"theta": theta, "phi": phi}

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
@@ -49,7 +49,7 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class FedPHP(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
     lam: float = hyper(
         0.05, "lambda: share of the teacher's loss", 0.0, 1.0, source="authors' code", search="log:0.01..0.5"
@@ -87,8 +87,8 @@ class FedPHP(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client if self.used == "local" else _teacher(client), x)
 
-    def limits(self) -> dict[str, Method]:
-        return {"fedavg": replace(self, lam=0.0)}
+    def claims(self) -> Claims:
+        return Claims(regularisers=("lam",), limits={"fedavg": replace(self, lam=0.0)})
 
     def _share(self, task: Task) -> float:
         return self.Q or task.participation

@@ -35,14 +35,14 @@ from torch import Tensor
 
 from fedapa.core import prototypes as proto
 from fedapa.core.tree import Tree
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
+    roles: ClassVar[Roles] = {"counts": Role.CLASS_COUNTS, "sums": Role.SUMS}
 
     lam: float = hyper(
         1.0, "strength of the pull to the prototypes", 0.0, source="paper, section 5 (MNIST)", search="log:0.01..10"
@@ -80,8 +80,8 @@ class FedProto(Method):
         means, seen = proto.refreshed(server["prototypes"], server["counts"], sums.sum(0), counts.sum(0))
         return {"prototypes": means, "counts": seen}
 
-    def limits(self) -> dict[str, Method]:
-        return {"local": replace(self, lam=0.0)}
+    def claims(self) -> Claims:
+        return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0)})
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

@@ -33,14 +33,14 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, proximal
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    regularisers: ClassVar[tuple[str, ...]] = ("mu",)
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
     mu: float = hyper(
         0.01, "strength of the pull towards the received model", 0.0, source="paper, experiments", search="log:0.001..1"
@@ -71,8 +71,8 @@ class FedProx(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def limits(self) -> dict[str, Method]:
-        return {"fedavg": replace(self, mu=0.0)}
+    def claims(self) -> Claims:
+        return Claims(regularisers=("mu",), limits={"fedavg": replace(self, mu=0.0)})
 
 
 def pull(task: Task, anchor: Tensor, strength: float) -> Tree:

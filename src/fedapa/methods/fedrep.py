@@ -22,19 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
 
 
 @dataclass(frozen=True)
 class FedRep(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     head_epochs: int = hyper(
         10, "epochs of the head, before the extractor's", 0, source="paper, section 5", search="1,2,5,10"
     )

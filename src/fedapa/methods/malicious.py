@@ -23,7 +23,7 @@ import torch
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import COUNTS, Method, hyper
 from fedapa.methods.wrappers import Wrapped, change_of, gauss, has_reference, restored
 from fedapa.streams import stream
 from fedapa.training.local import Local
@@ -31,7 +31,6 @@ from fedapa.training.task import Task
 
 Kind = Literal["label-flip", "noise", "scaled"]
 FACTORS = {"label-flip": 0.0, "noise": 1.0, "scaled": -5.0}
-COUNTS = ("n", "counts")  # numbers of samples, which a coordinator knows
 
 
 class Attack(NamedTuple):
@@ -81,7 +80,7 @@ class Tampered(Wrapped):
     factor: float = hyper(-5.0, "norm of the noise in norms of the update, or what it is multiplied by")
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        models = [name for name, leaf in up.items() if name not in COUNTS and has_reference(down, name, leaf)]
+        models = [n for n, leaf in up.items() if self.roles.get(n) not in COUNTS and has_reference(down, n, leaf)]
         if up and not models:
             who = type(self.inner).__name__
             raise InputError(f"{who} uploads no model, so there is no update to tamper with", "attack.kind=label-flip")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from fedapa.training.task import Task
 
 When = Literal["before", "after"]
 Schedule = Literal["parallel", "sequential"]
+Surrogate = Callable[[Task, Tree, Tree, int, Tree], Tensor]  # (task, old server, new server, client, upload) -> loss
 
 
 def hyper(
@@ -30,16 +32,44 @@ def hyper(
     return field(default=default, metadata=meta)
 
 
+class Role(Enum):
+    """What a tensor is to code that does not know the method. One without a role is a model or the method's own."""
+
+    SAMPLES = "in an upload: the client's number of samples, which its coordinator knows"
+    CLASS_COUNTS = "in an upload: the client's samples of every class"
+    SUMS = "in an upload: sums over the client's samples, which grow with their number"
+    MOMENTUM = "in the server's state: what a client begins with at rest"
+    WEIGHTS = "watched: [M, M], how much of every client's model goes to every other"
+
+
+Roles = Mapping[str, Role]
+COUNTS = (Role.SAMPLES, Role.CLASS_COUNTS)  # what a coordinator can check by what a client declared
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a method says about itself for the laws to check, by default nothing. Nothing else reads it."""
+
+    regularisers: tuple[str, ...] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
+    resting: tuple[str, ...] = ()  # parts of the server's state that need not move in every run
+    adapts: bool = False  # training starts from something made of what arrived (FedALA), not from it as it is
+    ordered: bool = False  # ``absorb`` plays uploads one after another: the loop's ascending order is part of it
+    # Uploads are coded (rounded, or the largest chosen): a tiny difference between two engines may move one by a whole
+    # step, and whole numbers in it are codes whose values stand beside them as floats.
+    jumps: bool = False
+    # The loss that a server step descends: the trainables of the new state on everything else of the old one.
+    surrogate: Surrogate | None = None
+    bare: Method | None = None  # the method with a tiny server step and nothing behind it, to check that; None: itself
+    limits: Mapping[str, Method] = field(default_factory=dict)  # settings that must equal another method, by its name
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """The protocol. A method owns no loop, no socket, no device and no file, and changes none of its arguments."""
 
-    # What the law suite has to know about a method.
-    regularisers: ClassVar[tuple[str, ...]] = ()  # hyper-parameters that weigh a regulariser: 0 must change training
+    roles: ClassVar[Roles] = {}  # of tensors in uploads, in the server's state and watched, by name
     renamed: ClassVar[Mapping[str, str]] = {}  # old names of hyper-parameters, and what they are called now
-    resting: ClassVar[tuple[str, ...]] = ()  # parts of the server's state that need not move in every run
     together: ClassVar[bool] = False  # ``send_many`` costs less than as many times ``send``
-    adapts: ClassVar[bool] = False  # training starts from something made of what arrived (FedALA), not from it as it is
 
     @abstractmethod
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
@@ -91,35 +121,16 @@ class Method(ABC):
         """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
         return "parallel"
 
-    @property
-    def ordered(self) -> bool:
-        """``absorb`` plays uploads one after another, so the loop's ascending order is part of the method."""
-        return False
-
-    @property
-    def jumps(self) -> bool:
-        """Uploads are coded (rounded, or the largest chosen): a tiny difference between two engines may move one by a
-        whole step, and whole numbers in it are codes whose values stand beside them as floats."""
-        return False
-
     def admit(self, task: Task, server: Tree) -> Tree:
         """The server's state with room for one more client, the last of ``task``; nobody else's part changes.
 
         It starts from the mean of the others' rows, with itself alone in a matrix of weights.
         """
-        return grown(server, self.init(task, 0)[0])
+        return grown(server, self.init(task, 0)[0], named(self.roles, Role.MOMENTUM))
 
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
-        """The loss that a server step claims to descend: the trainables of ``new`` on everything else of ``old``."""
-        return None
-
-    def bare(self) -> Method:
-        """This method with a tiny server step and nothing behind the step, for checking that it descends."""
-        return self
-
-    def limits(self) -> dict[str, Method]:
-        """Settings in which this method must equal another one, by that one's name."""
-        return {}
+    def claims(self) -> Claims:
+        """What the law suite has to know about this method."""
+        return Claims()
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -144,6 +155,17 @@ def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
             raise InputError(f"{owner}.{name} is {value}", "it must be a whole number")
     elif hint in (int, float):
         raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
+
+
+def named(roles: Roles, wanted: Role) -> list[str]:
+    """The tensors that have this role."""
+    return [name for name, role in roles.items() if role is wanted]
+
+
+def mixing_weights(method: Method, server: Tree) -> Tensor | None:
+    """[M, M] how much of every client's model goes to every other, where the method tells."""
+    watched = method.watch(server)
+    return next((watched[name] for name in named(method.roles, Role.WEIGHTS)), None)
 
 
 def describe(method: type[Method]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.common_part import SHARED, Shared, common_part, mean_part, with_common_part
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.inner_steps import step
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, cross_entropy
@@ -47,6 +47,8 @@ STREAMS = 10_000  # personal steps draw from streams of their own: local trainin
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     alpha: float = hyper(0.01, "size of a personal step", 0.0, source="FL-bench", search="log:0.001..0.1")
     adapt_steps: int = hyper(1, "personal steps that make the model in use", 0, source="paper", search="1,5,20")
     order: Literal["first", "exact"] = hyper("first", "gradient without or with second derivatives", source="PFLlib")
@@ -95,13 +97,10 @@ class PerFedAvg(Method):
         """The head that local training goes on with; the one in use is adapted."""
         return {"head": model["phi"]} if self.shared == "extractor" else {}
 
-    # What the law suite has to know.
-    regularisers: ClassVar[tuple[str, ...]] = ("alpha",)
-    adapts: ClassVar[bool] = True
-
-    def limits(self) -> dict[str, Method]:
+    def claims(self) -> Claims:
         plain = replace(self, alpha=0.0, split=False)
-        return {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        limits = {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        return Claims(regularisers=("alpha",), adapts=True, limits=limits)
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

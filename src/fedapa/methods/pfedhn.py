@@ -46,7 +46,7 @@ from torch import Tensor
 from fedapa.core import hypernetworks as hypernet
 from fedapa.core.tree import Tree, grown
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, Schedule, When, hyper
+from fedapa.methods.method import Claims, Method, Schedule, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
@@ -116,22 +116,19 @@ class PFedHN(Method):
     def admit(self, task: Task, server: Tree) -> Tree:
         """Another embedding, the mean of all; the hypernetwork stays what it is."""
         like = {name: server[name].new_empty(task.clients, server["v"].shape[1]) for name in ("v", "velocity_v")}
-        return server | grown({name: server[name] for name in like}, like)
+        return server | grown({name: server[name] for name in like}, like, ["velocity_v"])
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+    def claims(self) -> Claims:
+        bare = replace(self, hn_lr=1e-6, hn_momentum=0.0, hn_weight_decay=0.0, clip_norm=1e9)
+        return Claims(ordered=self.update == "one_by_one", surrogate=self._proxy, bare=bare)
+
+    def _proxy(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
         """1/2 |returned - generated|^2."""
         (sent,), (returned,) = self.send(task, new, i).values(), up.values()
         return 0.5 * (returned - sent).square().sum()
-
-    def bare(self) -> PFedHN:
-        return replace(self, hn_lr=1e-6, hn_momentum=0.0, hn_weight_decay=0.0, clip_norm=1e9)
-
-    @property
-    def ordered(self) -> bool:
-        return self.update == "one_by_one"
 
     def _steps(self, task: Task, server: Tree, ids: Tensor, delta: Tensor) -> Tree:
         """All steps of a round: O = a O0 + b V0 + delta' X, and its velocity V = c O0 + d V0 + delta' Y."""

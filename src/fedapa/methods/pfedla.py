@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedapa.core import hypernetworks as hypernet
 from fedapa.core.tree import Tree, with_rows
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, When, hyper
 from fedapa.streams import stream
 from fedapa.training.local import Local
 from fedapa.training.task import Task, cross_entropy
@@ -96,13 +96,13 @@ class PFedLA(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+    def claims(self) -> Claims:
+        return Claims(surrogate=self._proxy, bare=replace(self, hn_lr=1e-7, private_layers=0))
+
+    def _proxy(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
         """1/2 |returned - mixed|^2 with the mixed models held still."""
         sent = self.send(task, {"omega": old["omega"], "psi": new["psi"]}, i)["omega"]
         return 0.5 * (up["omega"] - sent).square().sum()
-
-    def bare(self) -> PFedLA:
-        return replace(self, hn_lr=1e-7, private_layers=0)
 
     def _alpha(self, task: Task, psi: Tensor, ids: Tensor) -> Tensor:
         """[S, L, M] mixing weights of some clients."""

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.methods.common_part import SHARED, Shared, common_part, mean_part, with_common_part
-from fedapa.methods.method import Method, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.inner_steps import step
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, proximal
@@ -46,6 +46,8 @@ PARTS = ("theta", "phi")
 
 @dataclass(frozen=True)
 class PFedMe(Method):
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+
     lam: float = hyper(
         15.0, "lambda: pull of the personal model to w_i", 0.0, source="authors' code", search="log:1..50"
     )
@@ -95,13 +97,11 @@ class PFedMe(Method):
         gaps = [(params[k] - personal[k]).square().sum() for k in PARTS]
         return 0.5 * self.lam * torch.stack(gaps).sum(), _as_personal(personal)
 
-    # What the law suite has to know.
-    regularisers: ClassVar[tuple[str, ...]] = ("lam",)
-
-    def limits(self) -> dict[str, Method]:
+    def claims(self) -> Claims:
         lam = self.lam or 1.0
         plain = replace(self, lam=lam, inner_lr=1 / lam, inner_steps=1, beta=1.0, local_steps=0, restart=True)
-        return {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        limits = {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        return Claims(regularisers=("lam",), limits=limits)
 
 
 def with_statistics(task: Task, model: Tree, other: Tree) -> Tree:

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, weighted_mean
 from fedapa.methods.common_part import SHARED, Shared, common_part, with_common_part
-from fedapa.methods.method import Method, When, hyper
+from fedapa.methods.method import Claims, Method, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, Training, cross_entropy
 
@@ -103,10 +103,9 @@ class Scaffold(Method):
         """[M] of the clients, in both means."""
         return task.sizes.float() if self.average == "samples" else torch.ones(task.clients)
 
-    # What the law suite has to know.
-    def limits(self) -> dict[str, Method]:
+    def claims(self) -> Claims:
         plain = replace(self, correct=False, average="samples", server_lr=1.0)
-        return {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        return Claims(limits={"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")})
 
 
 def corrected(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:

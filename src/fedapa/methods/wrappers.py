@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, Schedule, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, Surrogate, When, hyper
 from fedapa.methods.privacy import Account, epsilon
 from fedapa.training.local import Local
 from fedapa.training.task import Task
@@ -87,6 +87,10 @@ class Wrapped(Method):
         return self.inner.admit(task, server)
 
     @property
+    def roles(self) -> Roles:  # type: ignore[override]
+        return self.inner.roles
+
+    @property
     def evaluated(self) -> When:
         return self.inner.evaluated
 
@@ -94,33 +98,31 @@ class Wrapped(Method):
     def schedule(self) -> Schedule:
         return self.inner.schedule
 
-    @property
-    def ordered(self) -> bool:
-        return self.inner.ordered
+    def claims(self) -> Claims:
+        """Those of the method inside, except for what it says of its own hyper-parameters and results."""
+        inner = self.inner.claims()
+        return replace(
+            inner,
+            regularisers=(),
+            limits={},
+            surrogate=inner.surrogate and self._of_decoded(inner.surrogate),
+            bare=inner.bare and replace(self, inner=inner.bare),
+        )
 
-    @property
-    def resting(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.inner.resting
+    def _of_decoded(self, surrogate: Surrogate) -> Surrogate:
+        def found(task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
+            sent = {name: leaf.to(torch.float32) for name, leaf in self.send(task, old, i).items()}
+            return surrogate(task, old, new, i, self.decode(sent, up))
 
-    @property
-    def adapts(self) -> bool:  # type: ignore[override]
-        return self.inner.adapts
-
-    def surrogate(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor | None:
-        sent = {name: leaf.to(torch.float32) for name, leaf in self.send(task, old, i).items()}
-        return self.inner.surrogate(task, old, new, i, self.decode(sent, up))
-
-    def bare(self) -> Method:
-        return replace(self, inner=self.inner.bare())
+        return found
 
 
 @dataclass(frozen=True)
 class Quantised(Wrapped):
     bits: int = hyper(8, "bits per number of an upload", 1, 16)
 
-    @property
-    def jumps(self) -> bool:
-        return True
+    def claims(self) -> Claims:
+        return replace(super().claims(), jumps=True)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         def code(name: str, change: Tensor) -> Tree:
@@ -147,9 +149,8 @@ class Quantised(Wrapped):
 class Top(Wrapped):
     share: float = hyper(0.1, "share of the numbers of an upload that travel", 0.0001, 1.0)
 
-    @property
-    def jumps(self) -> bool:
-        return True
+    def claims(self) -> Claims:
+        return replace(super().claims(), jumps=True)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         def code(name: str, change: Tensor) -> Tree:
@@ -181,13 +182,14 @@ class Noised(Wrapped):
     delta: float = hyper(1e-5, "delta of the account", 1e-12, 0.5)
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        for name, leaf in up.items():
-            if name != "n" and not has_reference(down, name, leaf):
+        parts = {name: leaf for name, leaf in up.items() if not self._is_known(name)}
+        for name, leaf in parts.items():
+            if not has_reference(down, name, leaf):
                 raise InputError(
                     f"{type(self.inner).__name__} uploads {name}, which is no model that was sent before",
                     "noised uploads are known for methods that send models back: fedavg, fedper, fedapa, ...",
                 )
-        changes = {name: change_of(down, name, leaf) for name, leaf in up.items() if name != "n"}
+        changes = {name: change_of(down, name, leaf) for name, leaf in parts.items()}
         if not changes:
             return up
         total = torch.stack([change.norm() for change in changes.values()]).norm()
@@ -197,6 +199,10 @@ class Noised(Wrapped):
             for name, change in changes.items()
         }
         return {**up, **{name: restored(down, name, change, up[name].shape) for name, change in noised.items()}}
+
+    def _is_known(self, name: str) -> bool:
+        """The number of samples was declared when the client joined: it goes as it is."""
+        return self.roles.get(name) is Role.SAMPLES
 
     def epsilon(self, rounds: int) -> float:
         """Of a client that took part in this many rounds; infinite without noise."""
@@ -210,7 +216,7 @@ class Noised(Wrapped):
 
         Two ratios are compared with 1; decision 7 has the accuracy that they cost on digits.
         """
-        models = [name for name, leaf in up.items() if name != "n" and has_reference(down, name, leaf)]
+        models = [n for n, leaf in up.items() if not self._is_known(n) and has_reference(down, n, leaf)]
         size = math.sqrt(sum(float(down[name].double().square().sum()) for name in models))
         once = self.noise * self.norm * math.sqrt(sum(up[name].numel() for name in models))
         whole, most = once * math.sqrt(task.rounds / task.clients), task.rounds * self.norm

@@ -183,7 +183,7 @@ class Expected:
     """
 
     def __init__(self, method: Method, task: Task, sample: torch.Tensor, limits: Limits | None = None) -> None:
-        self._method, self.limits = method, limits
+        self._method, self.limits, self.roles = method, limits, method.roles
         self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
         self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=torch.int64))
         self._known: dict[int, Tree] = {}
@@ -387,7 +387,7 @@ def _is_sound(task: Task, i: int, reply: Reply | None, sent: Sent, like: Expecte
 def _find_fault(task: Task, i: int, up: Tree, sent: Sent, like: Expected) -> str | None:
     wanted = like.known(sent.phases.get(i)) or like.upload(sent.to(i))
     fault = find_fault(up, wanted)
-    return fault if fault or like.limits is None else like.limits.find_excess(task, i, up, sent.to(i))
+    return fault if fault or like.limits is None else like.limits.find_excess(task, i, up, sent.to(i), like.roles)
 
 
 def _close(

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
+from fedapa.methods.method import COUNTS, Role, Roles
 from fedapa.training.task import Task
-
-SUMS = "sums"  # sums over a client's samples, of features: they grow with their number
-SAMPLES, COUNTS = "n", "counts"  # the names under which methods send numbers of samples, in all and per class
 
 
 @dataclass(frozen=True)
@@ -30,37 +28,41 @@ class Limits:
         """The same with one client more, which declared these classes."""
         return replace(self, classes=[*self.classes, classes] if self.classes else ())
 
-    def find_excess(self, task: Task, i: int, up: Tree, down: Tree) -> str | None:
+    def find_excess(self, task: Task, i: int, up: Tree, down: Tree, roles: Roles) -> str | None:
         """Why client i cannot have sent this; None if it can. Shapes, dtypes and finiteness are checked before."""
         samples = int(task.sizes[i])
-        return self._too_large(up, down, samples) or _miscounted(up, samples) or self._undeclared(i, up)
+        return (
+            self._too_large(up, down, samples, roles)
+            or _miscounted(up, samples, roles)
+            or self._undeclared(i, up, roles)
+        )
 
-    def _too_large(self, up: Tree, down: Tree, samples: int) -> str | None:
+    def _too_large(self, up: Tree, down: Tree, samples: int, roles: Roles) -> str | None:
         bound = self.growth * (1.0 + norm(down))
         for name, leaf in up.items():
-            if name in (SAMPLES, COUNTS):
+            if roles.get(name) in COUNTS:
                 continue
-            most = bound * max(1, samples) if name == SUMS else bound
+            most = bound * max(1, samples) if roles.get(name) is Role.SUMS else bound
             if (found := norm({name: leaf})) > most:
                 return f"{name} has norm {found:.3g}, more than {most:.3g}"
         return None
 
-    def _undeclared(self, i: int, up: Tree) -> str | None:
-        if not self.classes or COUNTS not in up:
+    def _undeclared(self, i: int, up: Tree, roles: Roles) -> str | None:
+        if not self.classes:
             return None
-        outside = set(up[COUNTS].nonzero().flatten().tolist()) - self.classes[i]
+        counts = [leaf for name, leaf in up.items() if roles.get(name) is Role.CLASS_COUNTS]
+        outside = {c for leaf in counts for c in leaf.nonzero().flatten().tolist()} - self.classes[i]
         return f"it counts samples of class {min(outside)}, which it did not declare" if outside else None
 
 
-def _miscounted(up: Tree, samples: int) -> str | None:
-    for name in (SAMPLES, COUNTS):
-        counts = up.get(name)
-        if counts is None:
+def _miscounted(up: Tree, samples: int, roles: Roles) -> str | None:
+    for name, counts in up.items():
+        if (role := roles.get(name)) not in COUNTS:
             continue
         if not bool((counts >= 0).all()) or not torch.equal(counts, counts.round()):
             return f"{name} is no number of samples"
         total = float(counts.double().sum())
-        if total > samples or (name == SAMPLES and total != samples):
+        if total > samples or (role is Role.SAMPLES and total != samples):
             return f"{name} is {total:g}, it declared {samples} samples"
     return None
 

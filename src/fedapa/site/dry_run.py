@@ -18,7 +18,7 @@ from fedapa.errors import InputError
 from fedapa.federation import manifest
 from fedapa.methods.catalogue import entry, make
 from fedapa.methods.local_only import LocalOnly
-from fedapa.methods.method import Method
+from fedapa.methods.method import Method, Role
 from fedapa.methods.wrappers import account_of
 from fedapa.rounds.loop import Expected, Plan, RoundLog, start
 from fedapa.rounds.transport import Record, Request, visit
@@ -62,7 +62,7 @@ def dry_run(
     agreed = manifest.agreement(client.name, method, exchanges, once, account)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
     accuracy, area = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
-    sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}
+    sees = {row["name"]: _who_sees(base, played.roles.get(row["name"])) for message in agreed["up"] for row in message}
     privacy = [] if account is None else account.lines()
     sizes = len(client.train.y), len(client.test.y)
     return DryRun(
@@ -103,8 +103,8 @@ def _alone(
     return probabilities(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)
 
 
-def _who_sees(base: str, name: str) -> str:
+def _who_sees(base: str, role: Role | None) -> str:
     """The server sees every upload as it is; what others see is what it makes of it."""
     others = {"fedapa": "others get mixtures of it", "apple": "every other site, as it is"}
     shared = others.get(base.partition("-")[0], "others get averages of it")
-    return "the server" if name == "n" else f"the server; {shared} ({entry(base).title})"
+    return "the server" if role is Role.SAMPLES else f"the server; {shared} ({entry(base).title})"

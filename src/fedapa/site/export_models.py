@@ -20,6 +20,7 @@ from fedapa.data.sites import Own, Sites, described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import entry
+from fedapa.methods.method import mixing_weights
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.silo_scores import Scored, score_run
 from fedapa.site.site_model import write_model
@@ -137,7 +138,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     client, known = parts.data.clients[i], entry(settings_of(config, config.methods[0])[0])
     names = [other.name for other in parts.data.clients]
     y = client.test.y.numpy()
-    weights = parts.method.watch(point.state.server).get("A")
+    weights = mixing_weights(parts.method, point.state.server)
     trained, tested = (part.y.bincount(minlength=parts.data.classes).tolist() for part in (client.train, client.test))
     own = {
         "accuracy": statistics.own_accuracy(y, p),

@@ -28,7 +28,7 @@ from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError, RunError
 from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
-from fedapa.methods.method import Method
+from fedapa.methods.method import Method, mixing_weights
 from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.site.export_models import data_dir_of, flaw_of, plain_schema, refuse, sites_of
@@ -83,7 +83,7 @@ def onboard(
     p = {label: probabilities(how, task, state, client.test.x) for label, (how, state) in models.items() if state}
     accuracy = {label: statistics.own_accuracy(y, found) for label, found in p.items()}
     area = {label: statistics.bootstrap(y, found, statistics.auc) for label, found in p.items()}
-    matrix = method.watch(server).get("A")
+    matrix = mixing_weights(method, server)
     weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
     sizes = len(client.train.y), len(client.test.y)
     seen = probabilities(method, task, models["onboarded"][1], client.train.x)

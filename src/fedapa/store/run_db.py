@@ -44,6 +44,8 @@ CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
 COMMIT;
 """
+# What is watched under the role of weights. Runs of older versions do not tell: theirs is called A.
+WEIGHTS = "name = (SELECT coalesce(max(value), 'A') FROM meta WHERE key = 'weights')"
 PER_ROUND = ("round", "accuracy", "client_round", "client_final", "watched", "event")
 # What a resumed run repeats bit for bit; the other columns are times.
 TIMES = {"round": ("seconds", "training_seconds", "server_seconds"), "client_round": ("seconds",)}
@@ -272,7 +274,7 @@ def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
 
 def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> Iterator[tuple[int, Floats]]:
     """(round from 1, A [M, M]) where a method says how much of every client's model goes to every other."""
-    query = "SELECT round, shape, float32 FROM watched WHERE name = 'A' AND ? IN (round + 1, -1) ORDER BY round"
+    query = f"SELECT round, shape, float32 FROM watched WHERE {WEIGHTS} AND ? IN (round + 1, -1) ORDER BY round"
     for t, shape, blob in db.execute(query, (-1 if round is None else round,)):
         if json.loads(shape) == [clients, clients]:
             yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
@@ -280,7 +282,7 @@ def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> 
 
 def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
     """(round from 1, one client's row of A) without reading the others' rows."""
-    query = "SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE name = 'A' ORDER BY round"
+    query = f"SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE {WEIGHTS} ORDER BY round"
     for t, shape, blob in db.execute(query, (4 * clients * client + 1, 4 * clients)):
         if json.loads(shape) == [clients, clients]:
             yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
@@ -288,7 +290,7 @@ def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[t
 
 def weight_rounds(db: sqlite3.Connection) -> list[int]:
     """The rounds, from 1, in which A was recorded."""
-    return [t + 1 for (t,) in db.execute("SELECT round FROM watched WHERE name = 'A' ORDER BY round")]
+    return [t + 1 for (t,) in db.execute(f"SELECT round FROM watched WHERE {WEIGHTS} ORDER BY round")]
 
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:

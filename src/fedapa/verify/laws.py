@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
-from fedapa.methods.method import Method
+from fedapa.methods.method import COUNTS, Surrogate
 from fedapa.rounds.evaluation import Counts
 from fedapa.rounds.loop import State
 from fedapa.rounds.transport import Reply
@@ -42,7 +42,7 @@ def engines_agree(case: Case) -> str:
 def _engine_gap(case: Case, engine: Engine) -> float:
     plain, other = (replace(case, engine=name).run(2) for name in ("torch", engine))
     gap = _gap(plain, other)
-    if not gap < (JUMP if case.method.jumps else TOLERANCE):
+    if not gap < (JUMP if case.method.claims().jumps else TOLERANCE):
         raise Broken(f"torch and {engine} engines differ by {gap:.2g} after 2 rounds (allowed {TOLERANCE:g})")
     return gap
 
@@ -98,7 +98,7 @@ def order_of_replies_is_irrelevant(case: Case) -> str:
             return replies[::-1]
 
     _same(case.usual(), case.run(transport=Shuffling.on(case)), "replies in order and in reverse order")
-    if case.method.ordered:
+    if case.method.claims().ordered:
         return "the loop's ascending order is part of the method"
     server, downs, ups = case.visits()
     straight = case.method.absorb(case.task, server, [0, 1, 2], downs, ups)
@@ -112,7 +112,8 @@ def order_of_replies_is_irrelevant(case: Case) -> str:
 
 def everything_trainable_moves(case: Case) -> str:
     """5. Every regulariser bites; every part of the server's state moves when it is fed."""
-    for name in case.method.regularisers:
+    claims = case.method.claims()
+    for name in claims.regularisers:
         weaker = case.with_method(replace(case.method, **{name: 0.0}))
         gap = _gap(case.usual(), weaker.run())
         if not gap > 1e-7:
@@ -121,22 +122,23 @@ def everything_trainable_moves(case: Case) -> str:
     start, end = case.run(1).server, case.usual().server
     first = case.method.init(case.task, 7)[0]
     stuck = [k for k in end if digest({k: first[k]}) == digest({k: end[k]}) == digest({k: start[k]})]
-    if stuck := [k for k in stuck if k not in case.method.resting]:
+    if stuck := [k for k in stuck if k not in claims.resting]:
         raise Broken(f"the server's {stuck[0]} is the same after {ROUNDS} rounds as at the start")
-    return f"{len(end)} parts of the server, {len(case.method.regularisers)} regularisers"
+    return f"{len(end)} parts of the server, {len(claims.regularisers)} regularisers"
 
 
 def server_step_descends(case: Case) -> str:
     """6. A small server step lowers the loss that it claims to descend."""
     server, _, ups = case.visits()
-    method = case.method.bare()
-    downs = [method.send(case.task, server, i) for i in (0, 1, 2)]
-    if method.surrogate(case.task, server, server, 0, ups[0]) is None:
+    method = case.method.claims().bare or case.method
+    surrogate = method.claims().surrogate
+    if surrogate is None:
         return "claims no surrogate"
+    downs = [method.send(case.task, server, i) for i in (0, 1, 2)]
     worst = -np.inf
     for k, i in enumerate((0, 1, 2)):
         new = method.absorb(case.task, server, [i], [downs[k]], [ups[k]])
-        old_loss, new_loss = (_value(method, case.task, server, s, i, ups[k]) for s in (server, new))
+        old_loss, new_loss = (_value(surrogate, case.task, server, s, i, ups[k]) for s in (server, new))
         if not new_loss < old_loss:
             raise Broken(f"client {i}: a small step takes the surrogate from {old_loss:.9g} to {new_loss:.9g}")
         worst = max(worst, new_loss - old_loss)
@@ -154,7 +156,7 @@ def what_was_sent_arrives(case: Case) -> str:
             gap = max(_difference(plain, _visit(case, done, {**down, name: change})[0]) for change in changes)
             if not gap > 1e-7:
                 raise Broken(f"{name} of what was sent moved, zeroed or negated moves the client by {gap:.2g}")
-    if case.method.adapts:
+    if case.method.claims().adapts:
         return f"{len(down)} tensors, adapted on arrival"
     for name, leaf in down.items():
         if leaf.numel() in (case.task.P, case.task.Q, case.task.P + case.task.Q):
@@ -166,13 +168,14 @@ def limits_are_met(case: Case) -> str:
     """8. In its degenerate settings the method equals the simpler one."""
     if case.schedule == "sequential":
         return "checked under the parallel schedule"
-    for name, variant in case.method.limits().items():
+    limits = case.method.claims().limits
+    for name, variant in limits.items():
         one, other = case.with_method(variant).run(), case.with_method(make(name)).run()
         for i, (mine, theirs) in enumerate(zip(one.records, other.records, strict=True)):
             gap = max(float((mine.state[k] - theirs.state[k]).abs().max()) for k in ("theta", "phi"))
             if not gap < 1e-5:
                 raise Broken(f"its limit should equal {name}: models of client {i} are {gap:.2g} apart")
-    return ", ".join(case.method.limits()) or "declares none"
+    return ", ".join(limits) or "declares none"
 
 
 def bytes_are_what_is_said(case: Case) -> str:
@@ -188,7 +191,11 @@ def bytes_are_what_is_said(case: Case) -> str:
 
 
 def bad_uploads_change_nothing(case: Case) -> str:
-    """10. NaN, Inf, a wrong shape, dtype or name from one client is refused by name and leaves no trace."""
+    """10. NaN, Inf, a wrong shape, dtype or name from one client is refused by name and leaves no trace.
+
+    A false number of samples can be refused, because what counts samples says so in ``roles``.
+    """
+    _check_roles(case)
     if not case.exchanges[-1][1]:
         return "uploads nothing"
     absent = case.run(transport=_dropping(case))
@@ -205,9 +212,22 @@ def bad_uploads_change_nothing(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------- helpers
 
 
+def _check_roles(case: Case) -> None:
+    """Every role belongs to a tensor that there is, and what adds up to a client's samples has one."""
+    roles, (server, _, ups) = case.method.roles, case.visits()
+    there = {*server, *case.method.watch(server), *(name for _, up in case.exchanges for name in up)}
+    if not case.method.claims().jumps and (unknown := roles.keys() - there):  # a coded tensor travels in parts
+        raise Broken(f"roles speak of {min(unknown)}, which none of {len(there)} tensors is called")
+    samples = [float(n) for n in case.task.sizes[: len(ups)]]
+    for name in ups[0]:
+        found = [float(up[name].double().sum()) for up in ups if name in up]
+        if found == samples and roles.get(name) not in COUNTS:
+            raise Broken(f"{name} adds up to the samples of every client {found} and has no role that says so")
+
+
 def _damageable(case: Case, up: Tree) -> Tree:
     """The upload as it is; of one that is declared to be coded, the numbers before the codes, which cannot be NaN."""
-    if not case.method.jumps:
+    if not case.method.claims().jumps:
         return up
     return dict(sorted(up.items(), key=lambda pair: not pair[1].is_floating_point()))
 
@@ -344,9 +364,7 @@ def _check_start(task: Task, name: str, leaf: Tensor, starts: list[Tree]) -> Non
         raise Broken(f"no training of the client starts from {name} as it was sent; the nearest is {nearest:.2g} away")
 
 
-def _value(method: Method, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> float:
+def _value(surrogate: Surrogate, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> float:
     """The surrogate in double precision, so that a tiny step shows."""
     exact = [{k: v.double() if v.is_floating_point() else v for k, v in tree.items()} for tree in (old, new, up)]
-    found = method.surrogate(task, exact[0], exact[1], i, exact[2])
-    assert found is not None
-    return float(found)
+    return float(surrogate(task, exact[0], exact[1], i, exact[2]))

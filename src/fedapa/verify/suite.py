@@ -7,11 +7,12 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 from fedapa.errors import InputError
-from fedapa.methods.method import Method, Schedule
+from fedapa.methods.method import Claims, Method, Schedule
 from fedapa.verify import laws
 from fedapa.verify.case import Broken, Case
 
@@ -80,7 +81,15 @@ def _default(cls: type[Method], path: Path) -> Method:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise InputError(f"{path}: {cls.__name__} lacks {missing}", "a method is six functions: docs/add-a-method.md")
+    _refuse_bare_claims(cls, path)
     try:
         return cls()
     except TypeError as error:
         raise InputError(f"{path}: {cls.__name__}() fails: {error}", "give every hyper-parameter a default") from error
+
+
+def _refuse_bare_claims(cls: type[Method], path: Path) -> None:
+    """A claim beside ``claims`` would be read by nobody, and its law would hold without having been checked."""
+    beside = {f.name for f in fields(Claims)} & set(dir(cls)) - {f.name for f in fields(cls)}
+    if beside:
+        raise InputError(f"{path}: {cls.__name__}.{min(beside)} is read by no law", "return it from claims()")
