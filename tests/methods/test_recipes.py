@@ -39,6 +39,9 @@ BY_AUTHORS = {
     "perfedavg": (0.005, 0.0, 20, 2, 0.0, 0.0),
     "apfl": COMMONLY,
     "scaffold": (0.01, 0.0, 64, 2, 0.0, 0.0),
+    "fedrod": (0.01, 0.9, 64, 2, 1e-3, 0.0),
+    "lg-fedavg": (0.1, 0.5, 50, 1, 0.0, 0.0),
+    "knnper": COMMONLY,
     "fedapa": COMMONLY,
     "fedapa-reference": COMMONLY,
     "fedapa-exact": COMMONLY,
@@ -54,6 +57,7 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "pfedme": {"local_steps": 20},
     "perfedavg": {"alpha": 0.005},
     "apfl": {"mix": "logits", "alpha_lr": 0.0},
+    "knnper": {"capacity": 5000},
 }
 
 

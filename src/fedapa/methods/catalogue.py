@@ -75,6 +75,9 @@ METHODS: dict[str, Entry] = {
     "perfedavg": Entry("Per-FedAvg", "perfedavg:PerFedAvg", 2020, "adapted model", "ω", "ω, n", "fallah2020", 484.4),
     "apfl": Entry("APFL", "apfl:APFL", 2020, "private model, its share", "ω", "ω, n", "deng2020", 484.4),
     "scaffold": Entry("SCAFFOLD", "scaffold:Scaffold", 2020, "control variate", "ω, c", "ω", "karimireddy2020", 726.6),
+    "fedrod": Entry("FedRoD", "fedrod:FedRoD", 2022, "second head", "ω", "ω, n", "chen2022", 484.4),
+    "lg-fedavg": Entry("LG-FedAvg", "lg_fedavg:LGFedAvg", 2020, "extractor", "φ", "φ, n", "liang2020", 6.6),
+    "knnper": Entry("kNN-Per", "knnper:KNNPer", 2022, "stored features", "ω", "ω, n", "marfoq2022", 484.4),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
         "FedAPA (released code)",

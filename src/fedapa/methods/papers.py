@@ -113,6 +113,22 @@ PAPERS: dict[str, Paper] = {
         "{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning",
         "International Conference on Machine Learning (ICML)", 2020,
     ),
+    "chen2022": Paper(
+        "Hong-You Chen and Wei-Lun Chao",
+        "On Bridging Generic and Personalized Federated Learning for Image Classification",
+        "International Conference on Learning Representations (ICLR)", 2022,
+    ),
+    "liang2020": Paper(
+        "Paul Pu Liang and Terrance Liu and Liu Ziyin and Nicholas B. Allen and Randy P. Auerbach and David Brent "
+        "and Ruslan Salakhutdinov and Louis-Philippe Morency",
+        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+        "arXiv:2001.01523", 2020,
+    ),
+    "marfoq2022": Paper(
+        "Othmane Marfoq and Giovanni Neglia and Richard Vidal and Laetitia Kameni",
+        "Personalized Federated Learning through Local Memorization",
+        "International Conference on Machine Learning (ICML)", 2022,
+    ),
     "sun2025": Paper(
         "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
         "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "

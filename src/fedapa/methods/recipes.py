@@ -89,6 +89,12 @@ RECIPES: dict[str, Recipe] = {
         settings={"mix": "logits", "alpha_lr": 0.0},
     ),
     "scaffold": Recipe("paper: no momentum; its rate was tuned, here the common one", {"momentum": 0.0}),
+    "fedrod": Recipe("no code by the authors; paper: rate 0.01, weight decay 1e-3", {"weight_decay": 1e-3}),
+    "lg-fedavg": Recipe(
+        "authors' code, CIFAR-10: E = 1, B = 50, rate 0.1, momentum 0.5 (after 1,200 rounds of FedAvg)",
+        {"lr": 0.1, "momentum": 0.5, "batch": 50, "epochs": 1},
+    ),
+    "knnper": Recipe("authors' code stores all train samples; its rate is not known", settings={"capacity": 5000}),
     "fedapa": Recipe("paper and released code: the common recipe"),
 }
 # Variants and our own methods train as the method that they come from.
