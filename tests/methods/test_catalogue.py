@@ -61,6 +61,9 @@ DEFAULTS = {
     "fedrod": "gamma=1.0, start='zero', used='personal'",
     "lg-fedavg": "",
     "knnper": "lam=0.5, k=10, scale=1.0, capacity=500, shared='model'",
+    "fedbabu": "tune_epochs=5, tuned='model'",
+    "fedbn": "",
+    "moon": "mu=5.0, tau=0.5, fine_tune=False, shared='model'",
     "fedapa": (
         "eta=0.01, mu=0.5, sign='descend', self_weight='raw', clip=True, normalise=True, weight_momentum=0.0, "
         "buffer='row', project_at='update', shared='extractor', order='parallel', top_k=0"
@@ -76,7 +79,7 @@ DEFAULTS = {
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
-AS_IT_ARRIVES += " knnper lg-fedavg scaffold perfedavg"
+AS_IT_ARRIVES += " moon fedbn knnper lg-fedavg scaffold perfedavg"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
 GOES_ON += " apfl"
@@ -97,7 +100,7 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
 
 def test_how_many_methods_beside_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 25
+    assert len(METHODS.keys() - variants - ours) == 28
 
 
 @pytest.mark.parametrize("name", METHODS)

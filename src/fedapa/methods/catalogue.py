@@ -78,6 +78,9 @@ METHODS: dict[str, Entry] = {
     "fedrod": Entry("FedRoD", "fedrod:FedRoD", 2022, "second head", "ω", "ω, n", "chen2022", 484.4),
     "lg-fedavg": Entry("LG-FedAvg", "lg_fedavg:LGFedAvg", 2020, "extractor", "φ", "φ, n", "liang2020", 6.6),
     "knnper": Entry("kNN-Per", "knnper:KNNPer", 2022, "stored features", "ω", "ω, n", "marfoq2022", 484.4),
+    "fedbabu": Entry("FedBABU", "fedbabu:FedBABU", 2022, "tuned model", "θ", "θ, n", "oh2022", 477.8),
+    "fedbn": Entry("FedBN", "fedbn:FedBN", 2021, "BatchNorm", "ω", "ω, n", "li2021fedbn", 484.4),
+    "moon": Entry("MOON", "moon:MOON", 2021, "last model", "ω", "ω, n", "li2021moon", 484.4),
     "fedapa": Entry("FedAPA", "fedapa:FedAPA", 2025, "head", "own mixture of θ", "θ", "sun2025", 477.8),
     "fedapa-reference": Entry(
         "FedAPA (released code)",

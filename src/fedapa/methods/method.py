@@ -128,6 +128,10 @@ class Method(ABC):
         """
         return grown(server, self.init(task, 0)[0], named(self.roles, Role.MOMENTUM))
 
+    def remarks(self, task: Task) -> list[str]:
+        """What is to be said before a run on this task; empty where the method fits it."""
+        return []
+
     def claims(self) -> Claims:
         """What the law suite has to know about this method."""
         return Claims()

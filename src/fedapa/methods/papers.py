@@ -129,6 +129,21 @@ PAPERS: dict[str, Paper] = {
         "Personalized Federated Learning through Local Memorization",
         "International Conference on Machine Learning (ICML)", 2022,
     ),
+    "oh2022": Paper(
+        "Jaehoon Oh and SangMook Kim and Se-Young Yun",
+        "{FedBABU}: Toward Enhanced Representation for Federated Image Classification",
+        "International Conference on Learning Representations (ICLR)", 2022,
+    ),
+    "li2021fedbn": Paper(
+        "Xiaoxiao Li and Meirui Jiang and Xiaofei Zhang and Michael Kamp and Qi Dou",
+        "{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization",
+        "International Conference on Learning Representations (ICLR)", 2021,
+    ),
+    "li2021moon": Paper(
+        "Qinbin Li and Bingsheng He and Dawn Song",
+        "Model-Contrastive Federated Learning",
+        "IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)", 2021,
+    ),
     "sun2025": Paper(
         "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
         "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "

@@ -95,6 +95,17 @@ RECIPES: dict[str, Recipe] = {
         {"lr": 0.1, "momentum": 0.5, "batch": 50, "epochs": 1},
     ),
     "knnper": Recipe("authors' code stores all train samples; its rate is not known", settings={"capacity": 5000}),
+    "fedbabu": Recipe(
+        "authors' code: B = 50, rate 0.1; E = 1, 4 or 10, here 4",
+        {"lr": 0.1, "momentum": 0.9, "batch": 50, "epochs": 4},
+    ),
+    "fedbn": Recipe(
+        "authors' code, digits: E = 1, B = 32, no momentum", {"lr": 0.01, "momentum": 0.0, "batch": 32, "epochs": 1}
+    ),
+    "moon": Recipe(
+        "authors' code, CIFAR-10: E = 10, B = 64, weight decay 1e-5, mu 5",
+        {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-5},
+    ),
     "fedapa": Recipe("paper and released code: the common recipe"),
 }
 # Variants and our own methods train as the method that they come from.
