@@ -57,10 +57,19 @@ def test_c_is_the_mean_of_all_control_variates_whoever_takes_part(setting) -> No
     weights = case.task.sizes.float() if setting.get("average") == "samples" else torch.ones(4)
     torch.testing.assert_close(done.server["c"], weights @ own / weights.sum(), atol=1e-6, rtol=1e-4)
     assert own.norm() > 0.1
-    larger = case.method.admit(case.task.with_client("late", 50), done.server)
+    larger = case.task.with_client("late", 50)
+    server = case.method.admit(larger, done.server)
+    assert torch.equal(server["c"], done.server["c"])  # it enters the mean with its first upload
     weights = torch.cat([weights, torch.tensor([50.0 if "average" in setting else 1.0])])
-    own = torch.cat([own, torch.zeros_like(own[:1])])
-    torch.testing.assert_close(larger["c"], weights @ own / weights.sum(), atol=1e-6, rtol=1e-4)
+    late = Split(*(leaf[:1].expand(50, *leaf.shape[1:]) for leaf in case.data.clients[0].train))
+    state, data = case.method.init(larger, 7)[1], [case.data.clients[1].train, late]
+    seen = [
+        visit(case.method, larger, *pair)
+        for pair in ((done.records[1].state, server, 0, data), (state, server, 1, data))
+    ]
+    server = case.method.absorb(larger, server, [1, 4], [s[2] for s in seen], [s[3] for s in seen])
+    own = torch.stack([*(seen[0][1]["c"] if i == 1 else own[i] for i in range(4)), seen[1][1]["c"]])
+    torch.testing.assert_close(server["c"], weights @ own / weights.sum(), atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -106,7 +115,7 @@ def test_one_step_of_all_clients_is_fedavg_without_weights() -> None:
 
 def test_models_are_weighed_alike_unless_by_samples() -> None:
     task = make_task()
-    server = {"omega": torch.zeros(2), "c": torch.zeros(2)}
+    server = {"omega": torch.zeros(2), "c": torch.zeros(2), "counted": torch.ones(3)}
     ups = [{"omega": torch.tensor([1.0, 0.0])}, {"omega": torch.tensor([0.0, 1.0])}]
     for average, share in (("clients", 0.5), ("samples", SIZES[0] / (SIZES[0] + SIZES[2]))):
         found = Scaffold(average=average).absorb(task, server, [0, 2], [server, server], ups)["omega"]

@@ -1,6 +1,7 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): local steps corrected by how a client's gradients differ from all others'.
 
-Server  w, and c, the mean of all clients' control variates c_i; client c_i. All c start at 0
+Server  w, and c, the mean of all clients' control variates c_i; client c_i. All c start at 0; ``counted`` says whose
+        c_i are in the mean
 Down    w, c
 Client  K local steps w_i <- w_i - lr (grad f_i(w_i) - c_i + c) from w_i = w
         c_i <- c_i - c + (w - w_i) / (a lr), the mean of its gradients on the way (option II); a = K without momentum
@@ -24,8 +25,8 @@ Deviations:
 - ``correct=False`` leaves c at 0, which is FedAvg.
 
 K = 1 with all clients is FedAvg without weights, because the corrections add up to 0. Idle clients keep c_i. A newcomer
-begins with c_i = 0; c shrinks to M / (M + 1) of itself and is the mean of all again. Evaluated: the global model as
-it arrives; ``fine_tune`` uses the one after training.
+begins with c_i = 0 and enters the mean with its first upload; nobody's message changes before. Evaluated: the global
+model as it arrives; ``fine_tune`` uses the one after training.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class Scaffold(Method):
         model = {"theta": theta, "phi": phi}
         part = common_part(task, model, self.shared)
         c = torch.zeros_like(part[_name(part)])
-        return {**part, "c": c}, {**model, "c": c.clone()}
+        return {**part, "c": c, "counted": torch.ones(task.clients)}, {**model, "c": c.clone()}
 
     def send(self, task: Task, server: Tree, i: int) -> Tree:
-        return dict(server)
+        return {name: leaf for name, leaf in server.items() if name != "counted"}
 
     def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
         return {**client, **with_common_part(task, client, down)}
@@ -81,15 +82,12 @@ class Scaffold(Method):
         name, weights, sizes = _name(server), self._weights(task), task.sizes.tolist()
         mean = weighted_mean([up[name] for up in ups], weights[list(ids)])
         changes = [weights[i] * self._change(task, sizes[i], *pair) for i, *pair in zip(ids, downs, ups, strict=True)]
-        c = server["c"] + torch.stack(changes).sum(0) / weights.sum()
-        return {name: mean + (self.server_lr - 1) * (mean - server[name]), "c": c}
+        counted = server["counted"].index_fill(0, torch.tensor(list(ids)), 1.0)
+        c = (weights @ server["counted"] * server["c"] + torch.stack(changes).sum(0)) / (weights @ counted)
+        return {name: mean + (self.server_lr - 1) * (mean - server[name]), "c": c, "counted": counted}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
-
-    def admit(self, task: Task, server: Tree) -> Tree:
-        weights = self._weights(task)
-        return {**server, "c": server["c"] * (weights[:-1].sum() / weights.sum())}
 
     def _change(self, task: Task, samples: int, down: Tree, up: Tree) -> Tensor:
         """How a visit changes c_i, from what went down and up: both sides compute it."""
@@ -105,7 +103,8 @@ class Scaffold(Method):
 
     def claims(self) -> Claims:
         plain = replace(self, correct=False, average="samples", server_lr=1.0)
-        return Claims(limits={"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")})
+        limits = {"fedavg": replace(plain, shared="model"), "fedper": replace(plain, shared="extractor")}
+        return Claims(resting=("counted",), limits=limits)
 
 
 def corrected(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
