@@ -11,6 +11,7 @@ from fedapa.core.tree import count_bytes
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedbn import FedBN, of_batch_norm
+from fedapa.rounds.loop import Expected
 from fedapa.simulation import doubts
 from fedapa.training.model import build_model
 from fedapa.training.task import Task, Training
@@ -77,3 +78,29 @@ def test_without_batch_norm_it_is_fedavg_and_says_so() -> None:
         assert ["no BatchNorm layer" in line for line in doubts(make(name), task, sample)] == [True]
         assert doubts(make(name), normed(), sample) == []
     assert doubts(make("fedavg"), task, sample) == []
+
+
+NAMES = [
+    "fedrep",
+    "pfedme",
+    "perfedavg",
+    "apfl",
+    "scaffold",
+    "fedrod",
+    "lg-fedavg",
+    "knnper",
+    "fedbabu",
+    "fedbn",
+    "moon",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_with_batch_norm_can_be_planned_and_trained(name: str) -> None:
+    """A dry visit of a method that always trains some steps met BatchNorm with one sample."""
+    task, data, method = normed(batch=4), make_data(), make(name)
+    exchanges = Expected(method, task, data[0].x[0]).exchanges(2)
+    server, state = method.init(task, 0)
+    _, trained, down, up = visit(method, task, state, server, 0, data)
+    assert [count_bytes(tree) for tree in exchanges[-1]] == [count_bytes(down), count_bytes(up)]
+    assert all(torch.isfinite(leaf).all() for leaf in trained.values())

@@ -88,6 +88,7 @@ def test_batches_are_cut_in_two() -> None:
     assert (first.y.tolist(), second.y.tolist()) == ([0, 1], [2, 3, 4])
     assert (first.x[:, 0].tolist(), second.x[:, 0].tolist()) == ([0, 1], [2, 3, 4])
     assert all(len(part.y) == 1 for part in halves(Batch(x[:1], y[:1])))
+    assert all(len(part.y) == 3 for part in halves(Batch(x[:3], y[:3]), least=2))
 
 
 @pytest.mark.parametrize("law", ["engines-agree", "functions-are-pure", "limits-are-met", "bytes-are-true"])

@@ -11,7 +11,7 @@ Use     w after ``adapt_steps`` steps of size alpha on mini-batches of the clien
 
 Deviations:
 - The paper has three independent batches; here the Hessian is that of the first half. ``split=False`` takes the whole
-  batch for all. A batch of one sample is never cut.
+  batch for all. A batch is not cut where a half would be empty, or be one sample for BatchNorm.
 - The paper's second approximation (HF) replaces the product with the Hessian by a difference of two gradients, for
   those without second derivatives. Here the product is exact and costs one backward pass more.
 - There is no code by the authors. The paper's beta is the run's learning rate; its momentum applies to the steps on
@@ -83,7 +83,7 @@ class PerFedAvg(Method):
 
     def meta(self, task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
         """Loss of the adapted model; without second derivatives unless ``order`` is exact."""
-        first, second = halves(batch) if self.split else (batch, batch)
+        first, second = halves(batch, 2 if task.model.batch_statistics else 1) if self.split else (batch, batch)
         adapted = step(task, cross_entropy, params, first, given, self.alpha, graph=self.order == "exact")
         return cross_entropy(task, adapted, second, given)
 
@@ -103,10 +103,10 @@ class PerFedAvg(Method):
         return Claims(regularisers=("alpha",), adapts=True, limits=limits)
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """A batch cut in two; one sample serves twice."""
+def halves(batch: Batch, least: int = 1) -> tuple[Batch, Batch]:
+    """A batch cut in two; one whose halves were smaller than ``least`` serves twice."""
     half = len(batch.y) // 2
-    if half == 0:
+    if half < least:
         return batch, batch
     return Batch(batch.x[:half], batch.y[:half]), Batch(batch.x[half:], batch.y[half:])
 
