@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedapa.core.hyper_parameters import describe
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
-from fedapa.methods.method import Method, describe
+from fedapa.methods.method import Method
 from fedapa.methods.papers import PAPERS
 from fedapa.methods.recipes import AUTHORS, recipe
 from fedapa.simulation import wire

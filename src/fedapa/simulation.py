@@ -204,9 +204,9 @@ def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
 
 
 def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
-    """What is to be said before a run with noised uploads: why it may learn nothing."""
-    noised = noise_of(method)
-    return [] if noised is None else noised.doubts(task, *loop.Expected(method, task, sample).exchanges(1)[0])
+    """What is to be said before a run: why the method may not fit the task, or learn nothing from noised uploads."""
+    said, noised = method.remarks(task), noise_of(method)
+    return said if noised is None else said + noised.doubts(task, *loop.Expected(method, task, sample).exchanges(1)[0])
 
 
 def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> loop.Sink:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from three_clients import make_data, make_task
 
-from fedapa.core.settings import describe
+from fedapa.core.hyper_parameters import describe
 from fedapa.core.tree import count_bytes
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make, method_class
@@ -51,6 +51,19 @@ DEFAULTS = {
     "dbe": "kappa=50.0, width=512, mu=1.0, train_bias=True, keep_first=False",
     "fedproto": "lam=1.0, inference='head', average='samples', prototypes='after'",
     "fedgh": "server_lr=0.01, server_batch=1, server_epochs=1",
+    "pfedme": (
+        "lam=15.0, inner_lr=0.01, inner_steps=5, beta=1.0, local_steps=0, restart=False, used='personal', "
+        "shared='model'"
+    ),
+    "perfedavg": "alpha=0.01, adapt_steps=1, order='first', split=True, shared='model'",
+    "apfl": "alpha=0.5, alpha_lr=0.01, mix='parameters', start='received'",
+    "scaffold": "server_lr=1.0, average='clients', correct=True, fine_tune=False, shared='model'",
+    "fedrod": "gamma=1.0, start='zero', used='personal'",
+    "lg-fedavg": "",
+    "knnper": "lam=0.5, k=10, scale=1.0, capacity=500, shared='model'",
+    "fedbabu": "tune_epochs=5, tuned='model'",
+    "fedbn": "",
+    "moon": "mu=5.0, tau=0.5, fine_tune=False, shared='model'",
     "fedapa": (
         "eta=0.01, mu=0.5, sign='descend', self_weight='raw', clip=True, normalise=True, weight_momentum=0.0, "
         "buffer='row', project_at='update', shared='extractor', order='parallel', top_k=0"
@@ -73,10 +86,10 @@ DEFAULTS = {
     "fedem": "components=3, shared='model'",
 }
 AS_IT_ARRIVES = "fedavg fedprox fedrep fedala pfedhn pfedhn-pc pfedla pfedla-heur dbe fedapa-exact fedapa-scored"
-AS_IT_ARRIVES += " pfedgraph cfl ifca fedfomo fedem"
+AS_IT_ARRIVES += " pfedgraph cfl ifca fedfomo fedem moon fedbn knnper lg-fedavg scaffold perfedavg"
 # Whose weights go on from the last visit, in whole or as a mixture of its own; all others begin with a new optimiser.
 GOES_ON = "local ditto fedamp fedamp-heur apple fedproto fedgh fedapa fedapa-reference fedapa-exact fedapa-scored"
-GOES_ON += " fedfomo"
+GOES_ON += " fedfomo apfl"
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +105,9 @@ def test_bytes_per_client_and_round(name: str, cifar: Task) -> None:
     assert round(kib, 1) == TABLE_2.get(name, METHODS[name].kib)
 
 
-def test_twenty_three_methods_their_variants_and_our_own() -> None:
+def test_how_many_methods_beside_variants_and_our_own() -> None:
     variants, ours = {"fedamp-heur", "pfedhn-pc", "pfedla-heur", "fedapa-reference"}, {"fedapa-exact", "fedapa-scored"}
-    assert len(METHODS.keys() - variants - ours) == 23
+    assert len(METHODS.keys() - variants - ours) == 33
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -119,8 +132,8 @@ def test_whose_momentum_stays(name: str) -> None:
     server, client = method.init(task, 0)
     local, down = Local(task, 0, 0, 0, make_data()[0]), method.send(task, server, 0)
     method.train(task, method.receive(task, client, down, local), down, local)
-    place = "personal" if name == "ditto" else "main"
-    kept = {f"{place}/theta", f"{place}/phi"} | ({"main/p"} if name == "apple" else set())
+    place = {"ditto": "personal/", "apfl": "main/own_"}.get(name, "main/")
+    kept = {f"{place}theta", f"{place}phi"} | ({"main/p"} if name == "apple" else set())
     assert set(local.memory) == (kept if name in GOES_ON.split() else set())
 
 

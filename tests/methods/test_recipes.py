@@ -34,6 +34,16 @@ BY_AUTHORS = {
     "dbe": (0.005, 0.0, 10, 1, 0.0, 0.0),
     "fedproto": (0.01, 0.5, 32, 1, 0.0, 0.0),
     "fedgh": (0.01, 0.9, 64, 10, 1e-3, 50.0),
+    "pfedme": (0.005, 0.0, 20, 2, 0.0, 0.0),
+    "perfedavg": (0.005, 0.0, 20, 2, 0.0, 0.0),
+    "apfl": COMMONLY,
+    "scaffold": (0.01, 0.0, 64, 2, 0.0, 0.0),
+    "fedrod": (0.01, 0.9, 64, 2, 1e-3, 0.0),
+    "lg-fedavg": (0.1, 0.5, 50, 1, 0.0, 0.0),
+    "knnper": COMMONLY,
+    "fedbabu": (0.1, 0.9, 50, 4, 0.0, 0.0),
+    "fedbn": (0.01, 0.0, 32, 1, 0.0, 0.0),
+    "moon": (0.01, 0.9, 64, 10, 1e-5, 0.0),
     "fedapa": COMMONLY,
     "fedapa-reference": COMMONLY,
     "fedapa-exact": COMMONLY,
@@ -55,6 +65,10 @@ SET_BY_AUTHORS: dict[str, dict[str, object]] = {
     "cfl": {"rule": "absolute", "linkage": "complete"},
     "ifca": {"average": "clients"},
     "fedfomo": {"norm": "l1"},
+    "pfedme": {"local_steps": 20},
+    "perfedavg": {"alpha": 0.005},
+    "apfl": {"mix": "logits", "alpha_lr": 0.0},
+    "knnper": {"capacity": 5000},
 }
 KEEPS_MOMENTUM = {"apple": False, "fedproto": False, "pfedgraph": False, "cfl": True, "fedem": True}
 

@@ -76,12 +76,15 @@ def prepare(wanted: Config, out: Path) -> list[Path]:
 
 
 def warn(wanted: Config, method: str) -> None:
-    """Before a run with noised uploads: why it may learn nothing."""
+    """Before a run with noised uploads, or of a method that fits some models only: why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.config.load import settings_of
+    from fedapa.methods.catalogue import method_class
+    from fedapa.methods.method import Method
     from fedapa.simulation import doubts
 
-    if "noised" in settings_of(wanted, method)[0].split("+"):
+    name = settings_of(wanted, method)[0]
+    if "noised" in name.split("+") or method_class(name).remarks is not Method.remarks:
         parts = assemble(single(wanted, method, wanted.seeds[0]))
         for line in doubts(parts.method, parts.task, parts.data.clients[0].train.x[0]):
             ui.say(f"warning: {method}: {line}")

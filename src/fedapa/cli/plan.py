@@ -59,7 +59,8 @@ def command(
     if form == "json":
         found: dict[str, Any] = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
         found |= {} if attack is None else {"attack": attack._asdict()}
-        click.echo(json.dumps(found | ({"privacy": told(accounts), "warnings": doubts} if accounts else {}), indent=2))
+        found |= {"privacy": told(accounts)} if accounts else {}
+        click.echo(json.dumps(found | ({"warnings": doubts} if accounts or doubts else {}), indent=2))
         return
     ui.show(clients, form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
     ui.show(rows, form, title=f"{wanted.run.rounds} rounds, seeds {', '.join(map(str, wanted.seeds))}")

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedapa.core.settings import check_settings
-from fedapa.core.settings import hyper as hyper
+from fedapa.core.hyper_parameters import check_settings
+from fedapa.core.hyper_parameters import hyper as hyper
 from fedapa.core.tree import Tree, grown
 from fedapa.training.local import Local
 from fedapa.training.task import Task
@@ -135,6 +135,10 @@ class Method(ABC):
         It starts from the mean of the others' rows, with itself alone in a matrix of weights.
         """
         return grown(server, self.init(task, 0)[0], named(self.roles, Role.MOMENTUM))
+
+    def remarks(self, task: Task) -> list[str]:
+        """What is to be said before a run on this task; empty where the method fits it."""
+        return []
 
     def claims(self) -> Claims:
         """What the law suite has to know about this method."""

@@ -110,6 +110,68 @@ PAPERS: dict[str, Paper] = {
         "ACM International Conference on Multimedia (MM)",
         2023,
     ),
+    "dinh2020": Paper(
+        "Canh T. Dinh and Nguyen H. Tran and Tuan Dung Nguyen",
+        "Personalized Federated Learning with Moreau Envelopes",
+        "Advances in Neural Information Processing Systems (NeurIPS)",
+        2020,
+    ),
+    "fallah2020": Paper(
+        "Alireza Fallah and Aryan Mokhtari and Asuman Ozdaglar",
+        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
+        "Advances in Neural Information Processing Systems (NeurIPS)",
+        2020,
+    ),
+    "deng2020": Paper(
+        "Yuyang Deng and Mohammad Mahdi Kamani and Mehrdad Mahdavi",
+        "Adaptive Personalized Federated Learning",
+        "arXiv:2003.13461",
+        2020,
+    ),
+    "karimireddy2020": Paper(
+        "Sai Praneeth Karimireddy and Satyen Kale and Mehryar Mohri and Sashank J. Reddi and Sebastian U. Stich "
+        "and Ananda Theertha Suresh",
+        "{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning",
+        "International Conference on Machine Learning (ICML)",
+        2020,
+    ),
+    "chen2022": Paper(
+        "Hong-You Chen and Wei-Lun Chao",
+        "On Bridging Generic and Personalized Federated Learning for Image Classification",
+        "International Conference on Learning Representations (ICLR)",
+        2022,
+    ),
+    "liang2020": Paper(
+        "Paul Pu Liang and Terrance Liu and Liu Ziyin and Nicholas B. Allen and Randy P. Auerbach and David Brent "
+        "and Ruslan Salakhutdinov and Louis-Philippe Morency",
+        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+        "arXiv:2001.01523",
+        2020,
+    ),
+    "marfoq2022": Paper(
+        "Othmane Marfoq and Giovanni Neglia and Richard Vidal and Laetitia Kameni",
+        "Personalized Federated Learning through Local Memorization",
+        "International Conference on Machine Learning (ICML)",
+        2022,
+    ),
+    "oh2022": Paper(
+        "Jaehoon Oh and SangMook Kim and Se-Young Yun",
+        "{FedBABU}: Toward Enhanced Representation for Federated Image Classification",
+        "International Conference on Learning Representations (ICLR)",
+        2022,
+    ),
+    "li2021fedbn": Paper(
+        "Xiaoxiao Li and Meirui Jiang and Xiaofei Zhang and Michael Kamp and Qi Dou",
+        "{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization",
+        "International Conference on Learning Representations (ICLR)",
+        2021,
+    ),
+    "li2021moon": Paper(
+        "Qinbin Li and Bingsheng He and Dawn Song",
+        "Model-Contrastive Federated Learning",
+        "IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)",
+        2021,
+    ),
     "sun2025": Paper(
         "Yuxia Sun and Aoxiang Sun and Siyi Pan and Zhixiao Fu and Jingcai Guo",
         "{FedAPA}: Server-side Gradient-Based Adaptive Personalized Aggregation for Federated Learning on "

@@ -74,6 +74,38 @@ RECIPES: dict[str, Recipe] = {
         "authors' code: E = 10, weight decay 1e-3, gradients clipped at 50",
         {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-3, "clip_norm": 50.0},
     ),
+    "pfedme": Recipe(
+        "authors' code, CIFAR-10: 20 mini-batches of 20, rate 0.005, no momentum",
+        {"lr": 0.005, "momentum": 0.0, "batch": 20},
+        {"local_steps": 20},
+    ),
+    "perfedavg": Recipe(
+        "no code by the authors; PFLlib (for 2,000 rounds): two passes over batches of 2 x 10, alpha = beta = 0.005",
+        {"lr": 0.005, "momentum": 0.0, "batch": 20, "epochs": 2},
+        {"alpha": 0.005},
+    ),
+    "apfl": Recipe(
+        "authors' code (FedTorch): logits are mixed, alpha fixed at 0.5; its other settings are the common ones",
+        settings={"mix": "logits", "alpha_lr": 0.0},
+    ),
+    "scaffold": Recipe("paper: no momentum; its rate was tuned, here the common one", {"momentum": 0.0}),
+    "fedrod": Recipe("no code by the authors; paper: rate 0.01, weight decay 1e-3", {"weight_decay": 1e-3}),
+    "lg-fedavg": Recipe(
+        "authors' code, CIFAR-10: E = 1, B = 50, rate 0.1, momentum 0.5 (after 1,200 rounds of FedAvg)",
+        {"lr": 0.1, "momentum": 0.5, "batch": 50, "epochs": 1},
+    ),
+    "knnper": Recipe("authors' code stores all train samples; its rate is not known", settings={"capacity": 5000}),
+    "fedbabu": Recipe(
+        "authors' code: B = 50, rate 0.1; E = 1, 4 or 10, here 4",
+        {"lr": 0.1, "momentum": 0.9, "batch": 50, "epochs": 4},
+    ),
+    "fedbn": Recipe(
+        "authors' code, digits: E = 1, B = 32, no momentum", {"lr": 0.01, "momentum": 0.0, "batch": 32, "epochs": 1}
+    ),
+    "moon": Recipe(
+        "authors' code, CIFAR-10: E = 10, B = 64, weight decay 1e-5, mu 5",
+        {"lr": 0.01, "momentum": 0.9, "batch": 64, "epochs": 10, "weight_decay": 1e-5},
+    ),
     "fedapa": Recipe("paper and released code: the common recipe"),
     "pfedgraph": Recipe(
         "authors' run scripts: 200 batches of 64, weight decay 1e-5, a new optimiser every round",

@@ -86,6 +86,9 @@ class Wrapped(Method):
     def admit(self, task: Task, server: Tree) -> Tree:
         return self.inner.admit(task, server)
 
+    def remarks(self, task: Task) -> list[str]:
+        return self.inner.remarks(task)
+
     @property
     def roles(self) -> Roles:  # type: ignore[override]
         return self.inner.roles

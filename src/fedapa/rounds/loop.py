@@ -165,8 +165,9 @@ def draw(plan: Plan, clients: int, t: int, gone: frozenset[int] = frozenset()) -
 
 
 class Expected:
-    """What a sound upload looks like, from a dry visit to a client with one blank sample; one for every phase.
+    """What a sound upload looks like, from a dry visit to a client with two blank samples; one for every phase.
 
+    Two, because some methods train even in a dry visit, and BatchNorm cannot do so on one.
     With ``limits``, uploads come from outside: they are held to more than their shapes, and a round in which all of
     them are refused does not end the run.
     """
@@ -175,7 +176,7 @@ class Expected:
         self._method, self.limits, self.roles = method, limits, method.roles
         self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
         kind = torch.int64 if task.classes else torch.float32
-        self._data = Split(torch.zeros_like(sample)[None], torch.zeros(1, dtype=kind))
+        self._data = Split(torch.stack([torch.zeros_like(sample)] * 2), torch.zeros(2, dtype=kind))
         self._known: dict[int, Tree] = {}
 
     def upload(self, down: Tree) -> Tree:

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedapa.core.hyper_parameters import check_settings, hyper
 from fedapa.core.scores import ACCURACY, LOSS, MAE, R2, RMSE, Score
-from fedapa.core.settings import check_settings, hyper
 from fedapa.errors import InputError
 from fedapa.plugins import load_object
 
