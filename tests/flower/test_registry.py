@@ -150,7 +150,7 @@ def test_flower_is_told_to_keep_quiet(tmp_path):
     assert "--insecure" not in node.command
     assert processes.QUIET["FLWR_TELEMETRY_ENABLED"] == "0"
     assert processes.QUIET["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert worker.command[1:3] == ["-m", "fedapa.transports.flower.worker"]
+    assert worker.command[1:4] == ["-P", "-m", "fedapa.transports.flower.worker"]
 
 
 def test_a_child_that_ends_is_started_again(tmp_path):

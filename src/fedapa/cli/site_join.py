@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -38,27 +37,34 @@ def key(folder: Path) -> None:
 )
 @click.option("--share", type=click.IntRange(0), help="Which share of the data is this site's.")
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
+@click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
 @click.option("--detach", is_flag=True, help="In the background; `site leave` ends it.")
-def join(kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], detach: bool) -> None:
-    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here."""
+def join(
+    kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], limits: tuple[str, ...], detach: bool
+) -> None:
+    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here.
+
+    What --data, --share, --allow-model and --limit say is kept beside that folder, in KIT.settings.toml.
+    """
     require_flower()
-    from fedapa.federation import processes
-    from fedapa.federation.kit import read_kit, write_kit
+    from fedapa.federation import processes, site_settings
+    from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
 
-    found = wanted = read_kit(kit)
-    wanted = wanted if data is None else replace(wanted, data=str(data.absolute()))
-    wanted = wanted if share is None else replace(wanted, share=share)
-    wanted = wanted if not models else replace(wanted, models=[*models])
-    if wanted != found:
-        write_kit(kit, wanted)
+    name = read_kit(kit).name
+    site_settings.check_new_kit(kit)
+    wanted = site_settings.read_settings(kit).with_limits(limits)
+    given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None}
+    site_settings.write_settings(
+        kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
+    )
     if detach:
         if processes.running(kit / site_supervisor.PID) is not None:
             ui.say("it runs already")
             return
         _detached(processes.python("fedapa.cli", "site", "join", str(kit)), kit / "log" / "join.log")
         _wait(lambda: processes.running(kit / site_supervisor.PID) is not None, 60, f"see {kit}/log")
-        ui.say(f"{wanted.name} is joining; fedapa site status {shlex.quote(str(kit))}")
+        ui.say(f"{name} is joining; fedapa site status {shlex.quote(str(kit))}")
         return
     site_supervisor.site_processes(kit).run()
 

@@ -21,6 +21,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONSAFEPATH": "1",  # for the children's children, too: no module is taken from the working folder
 }
 SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
 
@@ -137,13 +138,13 @@ def stop(path: Path, seconds: float = 30.0) -> bool:
 
 
 def python(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", module, *words]
+    return [sys.executable, "-P", "-m", module, *words]
 
 
 def flower(function: str, *words: str) -> list[str]:
     """One of Flower's own programs, of this very installation."""
     module, _, name = function.partition(":")
-    return [sys.executable, "-c", f"from {module} import {name}; {name}()", *words]
+    return [sys.executable, "-P", "-c", f"from {module} import {name}; {name}()", *words]
 
 
 def free_port() -> int:

@@ -59,7 +59,8 @@ def dry_run(
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
-    agreed = manifest.agreement(client.name, method, exchanges, once, account)
+    terms = manifest.pinned(single(config, method, seed))
+    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
     accuracy, area = statistics.own_accuracy(y, p), statistics.bootstrap(y, p, statistics.auc)
     sees = {row["name"]: _who_sees(base, row["name"]) for message in agreed["up"] for row in message}

@@ -136,6 +136,7 @@ def _staff(count: int) -> Iterator[list[Worker]]:
 
 
 def _hire() -> Worker:
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # no module is taken from the working folder
     context: Any = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     watched, alive = context.Pipe(duplex=False)

@@ -22,6 +22,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedapa.federation.kit import SECRET
+from fedapa.federation.messages import plain
 from fedapa.federation.site_status import complain, note
 from fedapa.transports.flower.client_app import SITE, app
 
@@ -60,8 +61,8 @@ def perform(folder: Path, address: str, token: str) -> None:
         try:
             reply, status, details = app(message, context), "completed", ""
         except Exception as error:  # a bug here must reach the coordinator as an answer
-            details = f"{type(error).__name__}: {error}"[:500]
-            complain(details)
+            details = f"{type(error).__name__} at this site; its log says more"  # its words may hold values or paths
+            complain(plain(f"{type(error).__name__}: {error}", 1000))
             reply, status = Message(Error(2, details), reply_to=message), "failed"
         push_message(client, reply, context)
         push_task_output(client, None, status, details)
