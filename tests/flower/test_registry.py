@@ -1,6 +1,7 @@
 """Who may take part: names, keys, kits, certificates, and the commands around them. No process is started."""
 
 import json
+import os
 import stat
 import subprocess
 
@@ -16,6 +17,7 @@ from fedapa.errors import InputError
 from fedapa.federation import keys, processes
 from fedapa.federation.kit import Kit, read_kit, write_kit
 from fedapa.federation.registry import Coordinator, Settings, create
+from fedapa.federation.site_settings import read_settings
 from fedapa.transports.flower import reverse_proxy, server_supervisor, site_supervisor
 from fedapa.transports.flower.session import build_app
 
@@ -163,6 +165,41 @@ def test_a_child_that_ends_is_started_again(tmp_path):
     assert child.starts == 2
     child.process.wait()
     child.stop()
+
+
+def test_a_second_join_leaves_the_secret_of_the_first_alone(tmp_path):
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for name in ("site.key", "ca.crt"):
+        (tmp_path / name).write_text("x")
+    first = site_supervisor.site_processes(tmp_path)
+    lock = processes.claim(first.pid)
+    try:
+        first.prepare()
+        before = (tmp_path / "secret").read_bytes()
+        with pytest.raises(InputError, match=f"it runs already, as process {os.getpid()}"):
+            site_supervisor.site_processes(tmp_path).run()
+        assert (tmp_path / "secret").read_bytes() == before
+        refused = CliRunner().invoke(join_cli.join, [str(tmp_path), "--limit", "min_batch=2"])
+        assert "amber has joined already" in refused.exception.message
+        assert read_settings(tmp_path).limits.min_batch == 8
+    finally:
+        lock.close()
+    first.prepare()
+    assert (tmp_path / "secret").read_bytes() != before
+
+
+def test_a_large_log_is_rotated_under_the_hands_of_its_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "LARGEST_LOG", 1000)
+    log = tmp_path / "node.log"
+    with open(log, "ab", buffering=0) as file:
+        for k in range(100):
+            file.write(f"line {k:04d} of a long log\n".encode())
+            processes.rotate(log)
+    assert log.stat().st_size <= 1100
+    assert (tmp_path / "node.log.1").stat().st_size <= 1100
+    kept = (tmp_path / "node.log.1").read_text() + log.read_text()
+    assert "line 0099" in kept
+    assert "\0" not in kept
 
 
 def test_a_pid_of_somebody_else_is_not_ours(tmp_path):

@@ -103,6 +103,18 @@ def test_a_release_that_cannot_be(stopped):
         keeper.close()
 
 
+def test_of_two_that_begin_a_run_at_once_one_says_so_and_changes_nothing(tmp_path):
+    """The second one would write terms of its own into federation.json, under the first one's feet."""
+    run_folder.create(tmp_path / "run", config_text(rounds=2))
+    keeper = run_folder.lock(tmp_path / "run")
+    try:
+        with pytest.raises(run_folder.InUse, match="is in use by another process"):
+            run(Direct(make_sites(tmp_path / "sites")), tmp_path / "run")
+        assert not (tmp_path / "run" / "federation.json").exists()
+    finally:
+        keeper.close()
+
+
 # --- a model of one's own ------------------------------------------------------------------------
 
 MODEL = """

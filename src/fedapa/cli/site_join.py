@@ -47,11 +47,14 @@ def join(
     What --data, --share, --allow-model and --limit say is kept beside that folder, in KIT.settings.toml.
     """
     require_flower()
+    from fedapa.errors import InputError
     from fedapa.federation import processes, site_settings
     from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
 
     name = read_kit(kit).name
+    if (other := processes.running(kit / site_supervisor.PID)) is not None:
+        raise InputError(f"{name} has joined already, as process {other}", "`fedapa site leave` ends that")
     site_settings.check_new_kit(kit)
     wanted = site_settings.read_settings(kit).with_limits(limits)
     given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None}
@@ -59,9 +62,6 @@ def join(
         kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
     )
     if detach:
-        if processes.running(kit / site_supervisor.PID) is not None:
-            ui.say("it runs already")
-            return
         _detached(processes.python("fedapa.cli", "site", "join", str(kit)), kit / "log" / "join.log")
         _wait(lambda: processes.running(kit / site_supervisor.PID) is not None, 60, f"see {kit}/log")
         ui.say(f"{name} is joining; fedapa site status {shlex.quote(str(kit))}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from fedapa.errors import InputError, RunError
 
@@ -23,6 +26,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONSAFEPATH": "1",  # for the children's children, too: no module is taken from the working folder
 }
+LARGEST_LOG = 10 * 2**20  # bytes; the log before it is kept as well
 SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
 
 
@@ -80,10 +84,12 @@ class Supervisor:
 
     children: list[Child]
     pid: Path
+    prepare: Callable[[], None] = lambda: None  # what must not happen while another one runs
     stopping: bool = field(default=False)
 
     def run(self) -> None:
-        claim(self.pid)
+        lock = claim(self.pid)
+        self.prepare()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
@@ -92,20 +98,37 @@ class Supervisor:
             while not self.stopping:
                 for child in self.children:
                     child.look()
+                for log in {path for child in self.children for path in child.log.parent.glob("*.log")}:
+                    rotate(log)
                 time.sleep(0.3)
         finally:
             for child in reversed(self.children):
                 child.stop()
             self.pid.unlink(missing_ok=True)
+            lock.close()
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
 
-def claim(path: Path) -> None:
-    if (other := running(path)) is not None:
-        raise InputError(f"it runs already, as process {other}", "stop that one first")
+def claim(path: Path) -> IO[str]:
+    """Be the only one behind a pid file, as long as the answer is open: of two that start at once, one is refused."""
+    lock = open(path.with_suffix(".lock"), "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise InputError(f"it runs already, as process {running(path) or '?'}", "stop that one first") from None
     path.write_text(f"{os.getpid()} {_started(os.getpid())}")
+    return lock
+
+
+def rotate(log: Path) -> None:
+    """Keep the last of a log that has grown large. Whoever writes it appends, so it can be emptied under its hands."""
+    with suppress(OSError):
+        if log.stat().st_size > LARGEST_LOG:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
 
 
 def running(path: Path) -> int | None:

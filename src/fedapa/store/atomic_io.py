@@ -1,4 +1,4 @@
-"""Files that are whole or not there; needs no torch."""
+"""Atomic file writes; needs no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ Piece = bytes | memoryview
 
 
 def make_folder(folder: Path) -> Path:
+    """The folder and its parents, there even after a power cut: a new entry is safe once its parent was synced."""
     try:
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            _sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from error
     return folder

@@ -92,6 +92,10 @@ class Ledger:
     def meta(self) -> dict[str, str]:
         return meta(self._db)
 
+    def rounds_before(self, round: int) -> int:
+        """How many of the first so many rounds are here."""
+        return int(self._db.execute("SELECT count(*) FROM round WHERE round < ?", (round,)).fetchone()[0])
+
     def logs(self) -> list[RoundLog]:
         return logs(self._db)
 

@@ -52,11 +52,13 @@ from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
 from fedapa.simulation import Progress, Result
+from fedapa.store.run_folder import lock
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
 
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
+HANDED_OVER = 60.0  # seconds for the SuperLink to hand over a task; those of foreign runs are passed over
 STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
 MOST_PARTS = 100_000
 # Nothing in it but names: sites run what is installed at them.
@@ -91,6 +93,7 @@ def conduct(
 ) -> Result:
     """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
     config = read_config(folder)
+    lock(folder).close()  # where another process is at it, no session is begun
     session = FlowerSession(
         coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
     )
@@ -281,11 +284,13 @@ class FlowerSession:
         ]
         runtime = RuntimeHttpClient.from_server_address(self.coordinator.address, False, self._ca, interceptors)
         try:
-            run = control.start_run(self._app)
-            for _ in range(100):
+            run, end = control.start_run(self._app), time.monotonic() + HANDED_OVER
+            while time.monotonic() < end:
                 taken = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
                 if taken.token and taken.task.run_id == run:
                     return str(taken.token)
+                if not taken.token:
+                    time.sleep(0.1)
             raise RunError("the SuperLink does not hand over its run", "stop the coordinator and start it again")
         finally:
             control.close()

@@ -20,7 +20,6 @@ def site_processes(folder: Path) -> Supervisor:
     for name in (KEY, CA):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is missing", "put it beside kit.toml")
-    write_secret(folder / SECRET, secrets.token_bytes(32))
     port = free_port()
     node = python(
         "fedapa.transports.flower.supernode",
@@ -32,4 +31,4 @@ def site_processes(folder: Path) -> Supervisor:
     worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
     logs = folder / "log"
     children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]
-    return Supervisor(children, folder / PID)
+    return Supervisor(children, folder / PID, lambda: write_secret(folder / SECRET, secrets.token_bytes(32)))
