@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import stat
 import subprocess
+from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
@@ -246,3 +248,18 @@ def test_without_flower_one_line_says_how_to_get_it(monkeypatch):
     with pytest.raises(InputError, match="need Flower") as missing:
         coordinator_cli.require_flower()
     assert missing.value.hint == "pip install 'fedapa[flower]'"
+
+
+def test_a_damaged_registry_is_one_line(coordinator, tmp_path):
+    coordinator.enrol("amber", tmp_path / "kit")
+    path = coordinator.folder / "sites.json"
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] = chance.randrange(256)
+        path.write_bytes(bytes(content[: chance.choice((len(content), chance.randrange(len(content))))]))
+        with suppress(InputError):
+            assert all(isinstance(site.key, str) for site in coordinator.sites())
+    path.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is damaged"):
+        coordinator.sites()

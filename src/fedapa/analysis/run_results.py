@@ -118,7 +118,7 @@ def survey(folder: Path) -> Found:
 def _from_file(path: Path) -> list[RunResult]:
     try:
         return from_dicts(json.loads(path.read_text(encoding="utf-8"))["runs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "`fedapa sweep` writes results.json; `fedapa compare --format json` prints one"
         raise InputError(f"{path} is not a file of results: {type(error).__name__}: {error}", hint) from None
 

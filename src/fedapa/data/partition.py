@@ -11,8 +11,6 @@ import json
 import math
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data import partition_math
+from fedapa.data.arrays_file import read_npz
 from fedapa.data.partition_math import Draw, Floats, Index
 from fedapa.errors import InputError, RunError
 
@@ -594,20 +593,17 @@ def load(path: Path) -> Partition:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        path.stat()
+        arrays = read_npz(path, "")
         header = json.loads(arrays["header"].tobytes())
         recognised = header["format"] == FORMAT
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such partition file", hint="make one with 'fedapa data split'") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_ZIP_ERRORS) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _not_a_partition(path, str(error).splitlines()[0] if str(error) else "it is empty") from error
     if not recognised:
         raise _not_a_partition(path, f"its format is {header['format']!r}, not {FORMAT!r}")
     return header, arrays
-
-
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 def _not_a_partition(path: Path, reason: str) -> InputError:

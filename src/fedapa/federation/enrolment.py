@@ -58,7 +58,7 @@ def read_agreement(folder: Path) -> Agreement | None:
         terms = messages.read(Terms, found["terms"])
         described, count = [messages.read(Description, row) for row in found["descriptions"]], len(terms.names)
         return Agreement(terms, described, found.get("since", [0] * count), found.get("until", [NEVER] * count))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}", "restore it, or run again in a new folder") from None
 
 

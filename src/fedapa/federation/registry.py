@@ -18,6 +18,7 @@ import tomli_w
 from fedapa.errors import InputError
 from fedapa.federation import keys
 from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
+from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
@@ -51,7 +52,7 @@ class Coordinator:
         except OSError as error:
             hint = "`fedapa coordinator init` makes one; --dir names another"
             raise InputError(f"{folder} is no coordinator: {path.name}: {error.strerror}", hint) from None
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError) as error:
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}", "restore it from a copy") from None
 
     @property
@@ -82,7 +83,15 @@ class Coordinator:
     def sites(self) -> list[Enrolled]:
         """Everybody who was ever enrolled."""
         path = self.folder / SITES
-        return [Enrolled(**row) for row in json.loads(path.read_text())] if path.is_file() else []
+        if not path.is_file():
+            return []
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return [read(Enrolled, row) for row in found]
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{path} is damaged: {error}", "restore it from a copy: it says who may take part"
+            ) from None
 
     def members(self) -> list[Enrolled]:
         return [site for site in self.sites() if not site.removed]

@@ -214,7 +214,7 @@ _FMNIST_FOLDERS = (
     ".",
     "/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist
 )
-_FMNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FMNIST_URL = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
 _HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 _HEART_SITES = ("cleveland", "hungarian", "switzerland", "va")
@@ -265,10 +265,26 @@ SOURCES: dict[str, SourceInfo] = {
                 Layout(folder, *_FMNIST_FILES, partial(_by_reader, "idx_pair")) for folder in _FMNIST_FOLDERS
             ),
             downloads=(
-                Download(f"{_FMNIST_URL}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                Download(f"{_FMNIST_URL}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-                Download(f"{_FMNIST_URL}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-                Download(f"{_FMNIST_URL}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+                Download(
+                    f"{_FMNIST_URL}/train-images-idx3-ubyte.gz",
+                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                ),
+                Download(
+                    f"{_FMNIST_URL}/train-labels-idx1-ubyte.gz",
+                    "25c81989df183df01b3e8a0aad5dffbe",
+                    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                ),
+                Download(
+                    f"{_FMNIST_URL}/t10k-images-idx3-ubyte.gz",
+                    "bef4ecab320f06d8554ea6380940ec79",
+                    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                ),
+                Download(
+                    f"{_FMNIST_URL}/t10k-labels-idx1-ubyte.gz",
+                    "bb300cfdad3c16e7a12a480ee83cd310",
+                    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                ),
             ),
         ),
         SourceInfo(

@@ -280,7 +280,7 @@ def _fail(message: str) -> InputError:
     return InputError(message)
 
 
-def _vector(name: str, value: Tensor, size: int) -> Tensor:
+def _vector(name: str, value: Tensor | None, size: int) -> Tensor:
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.device.type != "cpu":
         raise _fail(f"{name} must be a float32 tensor on the CPU")
     if value.shape != (size,):
@@ -420,7 +420,7 @@ class Kernel:
             raise _fail("x must be contiguous")
         return x.detach()
 
-    def _labels(self, y: Tensor, x: Tensor) -> Tensor:
+    def _labels(self, y: Tensor | None, x: Tensor) -> Tensor:
         if not isinstance(y, Tensor) or y.device.type != "cpu" or y.dtype != torch.int64:
             raise _fail("y must be an int64 tensor on the CPU")
         if y.shape != (x.shape[0],):
@@ -583,8 +583,8 @@ class Kernel:
         def own(name: str, value: Tensor | None, size: int) -> Tensor:
             return torch.zeros(size) if value is None else _vector(name, value, size).clone()
 
-        w = own("theta", theta, self.theta_size)
-        h = own("phi", phi, self.phi_size)
+        w = _vector("theta", theta, self.theta_size).clone()
+        h = _vector("phi", phi, self.phi_size).clone()
         vw = own("velocity_theta", velocity_theta, self.theta_size)
         vh = own("velocity_phi", velocity_phi, self.phi_size)
         aw = None if anchor_theta is None else _vector("anchor_theta", anchor_theta, self.theta_size)
@@ -641,9 +641,9 @@ class Kernel:
         want: str,
     ) -> tuple[Tensor, int]:
         theta = _vector("theta", theta, self.theta_size)
-        head = None if phi is None else _vector("phi", phi, self.phi_size)
+        head = None if want == "z" else _vector("phi", phi, self.phi_size)  # NULL would end the process
         x = self._data(x)
-        labels = None if y is None else self._labels(y, x)
+        labels = self._labels(y, x) if want == "correct" else None
         where, start, n = self._index(index, x)
         width = {"z": self.shape.features, "logits": self.classes, "correct": 0}[want]
         out = torch.empty(n, width)
