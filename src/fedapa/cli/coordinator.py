@@ -263,9 +263,11 @@ def _is_synced(coordinator: Any) -> bool:
 
 
 def _detached(command: list[str], log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    from fedapa.store.atomic_io import make_folder
+
+    make_folder(log.parent)
     with open(log, "ab") as out:
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, umask=0o077)
 
 
 def _wait(ready: Callable[[], bool], seconds: float, hint: str) -> None:

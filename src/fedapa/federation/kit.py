@@ -13,8 +13,10 @@ from pathlib import Path
 import tomli_w
 
 from fedapa.errors import InputError
+from fedapa.store.atomic_io import write_atomically
 
 KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
+LOCAL = "local"  # folder of the certificate by which the site's own processes know each other
 IGNORED = ("data", "models")  # of older kits: the site decides that (site_settings.py)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -33,7 +35,7 @@ def check_name(name: str) -> str:
 
 
 def write_kit(folder: Path, kit: Kit) -> None:
-    (folder / KIT).write_text(tomli_w.dumps(asdict(kit)), encoding="utf-8")
+    write_atomically(folder / KIT, tomli_w.dumps(asdict(kit)).encode())
 
 
 def read_kit(folder: Path) -> Kit:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from fedapa.errors import InputError, RunError
+from fedapa.store.atomic_io import make_folder
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -44,12 +45,12 @@ class Child:
     starts: int = 0
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_die_with_parent,
+                start_new_session=True, preexec_fn=_prepared, umask=0o077,
             )  # fmt: skip
         self.starts += 1
 
@@ -72,7 +73,7 @@ class Child:
             self.process.wait()
 
 
-def _die_with_parent() -> None:
+def _prepared() -> None:
     """A killed supervisor leaves nobody behind (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)

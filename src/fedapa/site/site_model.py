@@ -31,7 +31,7 @@ from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
-from fedapa.store.checkpoint import write_atomically, write_json
+from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 from fedapa.training.model import build_model
 from fedapa.training.task import Task
 
@@ -101,10 +101,7 @@ def write_model(
     schema: Schema, sites: Sites, card: str, facts: Mapping[str, Any],
 ) -> Path:  # fmt: skip
     """All four files; what is there already is replaced."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from None
+    make_folder(folder)
     kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
     save_file(kept, folder / TENSORS)
     about = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -54,8 +55,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would leave it to the umask
             self._db = sqlite3.connect(path)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot open {path}: {error}", "is the folder read-only?") from error
         try:
             self._db.execute("PRAGMA journal_mode=WAL")

@@ -6,9 +6,11 @@ import secrets
 from pathlib import Path
 
 from fedapa.errors import InputError
+from fedapa.federation import keys
 from fedapa.federation.keys import write_secret
-from fedapa.federation.kit import CA, KEY, SECRET, read_kit
+from fedapa.federation.kit import CA, KEY, LOCAL, SECRET, read_kit
 from fedapa.federation.processes import Child, Supervisor, free_port, python
+from fedapa.store.atomic_io import make_folder
 
 PID = "site.pid"
 
@@ -20,15 +22,27 @@ def site_processes(folder: Path) -> Supervisor:
     for name in (KEY, CA):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is missing", "put it beside kit.toml")
-    port = free_port()
+    port, local = free_port(), folder / LOCAL
     node = python(
         "fedapa.transports.flower.supernode",
         "--superlink", kit.coordinator, "--root-certificates", str(folder / CA),
         "--auth-supernode-private-key", str(folder / KEY),
         "--isolation", "process", "--superexec-auth-secret-file", str(folder / SECRET),
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", "127.0.0.1", "--port", str(port), "--ssl-ca-certfile", str(local / CA),
+        "--ssl-certfile", str(local / "node.crt"), "--ssl-keyfile", str(local / "node.key"),
     )  # fmt: skip
     worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
     logs = folder / "log"
     children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]
-    return Supervisor(children, folder / PID, lambda: write_secret(folder / SECRET, secrets.token_bytes(32)))
+    return Supervisor(children, folder / PID, lambda: _renew(folder))
+
+
+def _renew(folder: Path) -> None:
+    """New secrets for every start: the worker's word to the SuperNode, and the SuperNode's certificate, by which the
+    worker knows it. Another user who takes the port while it restarts has neither."""
+    folder.chmod(0o700)
+    write_secret(folder / SECRET, secrets.token_bytes(32))
+    local = make_folder(folder / LOCAL)
+    keys.make_authority(local / CA, local / "ca.key", "worker")
+    keys.make_server(local / "node.crt", local / "node.key", local / CA, local / "ca.key", ["127.0.0.1"])
+    (local / "ca.key").unlink()
