@@ -30,9 +30,12 @@ def peak_mb(code: str, *words: object) -> float:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"]
         + [str(word) for word in words],
-        capture_output=True, text=True, check=True, timeout=300,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30)),
-    )  # fmt: skip
+    )
     return int(done.stdout.splitlines()[-1]) / 1024
 
 
@@ -95,15 +98,19 @@ assert read_table(Path(sys.argv[1])).rows == 2_000_000
 def test_parquet_cells_read_as_before(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
-        "text": ["a", None, "b", "a"], "whole": [1, 2, None, 1], "real": [0.5, float("nan"), 2.0, None],
+        "text": ["a", None, "b", "a"],
+        "whole": [1, 2, None, 1],
+        "real": [0.5, float("nan"), 2.0, None],
         "truth": [True, False, None, True],
-    }  # fmt: skip
+    }
     parquet.write_table(arrow.table(columns), tmp_path / "x.parquet", row_group_size=2)
     table = read_table(tmp_path / "x.parquet")
     assert {name: cells.tolist() for name, cells in table.columns.items()} == {
-        "text": ["a", None, "b", "a"], "whole": ["1", "2", None, "1"], "real": ["0.5", None, "2", None],
+        "text": ["a", None, "b", "a"],
+        "whole": ["1", "2", None, "1"],
+        "real": ["0.5", None, "2", None],
         "truth": ["1", "0", None, "1"],
-    }  # fmt: skip
+    }
 
 
 def damaged_npz(how: str) -> bytes:

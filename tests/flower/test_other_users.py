@@ -24,7 +24,7 @@ from fedapa.federation.kit import CA, LOCAL, Kit, write_kit
 from fedapa.federation.registry import Settings, create
 from fedapa.store import atomic_io, run_folder
 from fedapa.transports.flower import site_supervisor, worker
-from fedapa.transports.flower.superlink import OwnerOnly
+from fedapa.transports.flower.superlink import Guard
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -86,22 +86,23 @@ class Recording:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
 def test_control_calls_are_for_the_coordinators_user(host: str) -> None:
     link = Recording()
-    with served(OwnerOnly(link)) as port:
+    with served(Guard(link, list)) as port:
         for path in ("/v1/control/start-run", "/v1/control/unregister-node", "/v1/runtime/acquire-task", "/docs"):
             assert asked_by(NOBODY, host, port, path) == "403"
             assert asked_by(0, host, port, path) == "200"
-        assert asked_by(NOBODY, host, port, "/v1/fleet/pull-messages") == "200"  # sites sign those
-        assert asked_by(NOBODY, host, port, "/v1/fleet/../control/start-run") in ("200", "403")
-    assert [path for path in link.reached if "control" in path and not path.startswith("/v1/fleet/")] == [
-        "/v1/control/start-run", "/v1/control/unregister-node",
-    ]  # fmt: skip
+        assert asked_by(NOBODY, host, port, "/v1/fleet/pull-messages") == "401"  # sites sign those
+        assert asked_by(NOBODY, host, port, "/v1/fleet/../control/start-run") == "401"
+    assert [path for path in link.reached if "control" in path] == [
+        "/v1/control/start-run",
+        "/v1/control/unregister-node",
+    ]
 
 
 @as_root
 def test_a_caller_that_hangs_up_at_once_is_nobody() -> None:
     """The system lists a socket that was closed under root: it must not pass for root's."""
     link = Recording()
-    with served(OwnerOnly(link)) as port:
+    with served(Guard(link, list)) as port:
         for _ in range(20):
             asked_by(NOBODY, "127.0.0.1", port, "/v1/control/start-run", stays=False)
         assert asked_by(0, "127.0.0.1", port, "/health") == "200"
@@ -111,7 +112,7 @@ def test_a_caller_that_hangs_up_at_once_is_nobody() -> None:
 def test_where_the_system_does_not_tell_this_machine_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "TABLES", (Path("/proc/net/none"),))
     assert not peer.can_tell()
-    with served(OwnerOnly(Recording())) as port:
+    with served(Guard(Recording(), list)) as port:
         assert httpx.post(f"http://127.0.0.1:{port}/v1/control/list-runs").status_code == 200
 
 

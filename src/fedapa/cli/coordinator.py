@@ -130,6 +130,8 @@ def status(home: Path, runs: Path | None, form: str) -> None:
         return
     state = "up" if found["up"] else "down"
     click.echo(f"SuperLink {state} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
+    for row in found["alarms"]:
+        click.echo(f"ALARM {row['at']} {row['site']}: {row['text']}")
     ui.show(found["sites"], form, title="sites")
     if found["runs"]:
         ui.show(found["runs"], form, title="runs")

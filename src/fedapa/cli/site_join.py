@@ -102,10 +102,14 @@ def status(kit: Path, form: str) -> None:
 def leave(kit: Path) -> None:
     """Stop taking part. States and kit stay; `site join` comes back to where it was."""
     require_flower()
-    from fedapa.federation import processes
+    from fedapa.federation import audit_log, processes
     from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
 
     name = read_kit(kit).name
-    ui.say(f"{name} has left" if processes.stop(kit / site_supervisor.PID) else f"{name} was not running")
+    if processes.stop(kit / site_supervisor.PID):
+        audit_log.append(kit, "left")
+        ui.say(f"{name} has left")
+    else:
+        ui.say(f"{name} was not running")
     ui.say("for good: ask the coordinator for `fedapa coordinator remove-site`")

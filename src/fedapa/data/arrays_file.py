@@ -15,9 +15,20 @@ from fedapa.errors import InputError
 
 SMALL, MOST_EXPANSION = 256 * 2**20, 64  # bytes that any file may take in memory; above, so many times its own size
 BROKEN = (
-    OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError,
-    OverflowError, struct.error, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip  # RuntimeError: encrypted, or nested too deeply
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    TypeError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)  # RuntimeError: encrypted, or nested too deeply
 
 
 class Damaged(InputError):

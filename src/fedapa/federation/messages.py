@@ -6,6 +6,7 @@ what came as an ``Incoming``.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -150,6 +151,11 @@ class Description:
 def plain(text: object, most: int = 200) -> str:
     """Untrusted text as one short printable line, for logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
+def digest_of(text: str) -> str:
+    """Names a config in logs, at the coordinator and at every site alike."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(message: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import secrets
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapa.errors import InputError
-from fedapa.federation import keys
+from fedapa.federation import audit_log, keys
 from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
 from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
@@ -115,6 +116,7 @@ class Coordinator:
             write_kit(kit, Kit(name, self.fleet_address, number))
             made = Enrolled(name, key, number, added=_now())
             sites.append(made)
+        audit_log.append(self.folder, "site added", site=name, key=hashlib.sha256(key.encode()).hexdigest())
         return made
 
     @property
@@ -126,6 +128,7 @@ class Coordinator:
             for k, site in enumerate(sites):
                 if site.name == name and not site.removed:
                     sites[k] = replace(site, removed=_now())
+                    audit_log.append(self.folder, "site removed", site=name)
                     return site
         raise InputError(f"no site is called {name!r}", "`fedapa coordinator status` lists them")
 
@@ -165,6 +168,7 @@ def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, 
     keys.make_server(folder / "tls" / "server.crt", folder / "tls" / "server.key", own, ca_key, hosts)
     keys.write_secret(folder / SECRET, secrets.token_bytes(32))
     write_atomically(folder / SETTINGS, tomli_w.dumps(asdict(settings)).encode())
+    audit_log.append(folder, "coordinator made", host=settings.host)
     return Coordinator(folder)
 
 

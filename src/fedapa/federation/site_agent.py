@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ import torch
 from fedapa.config.experiment import load_data
 from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.config.sections import Config
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import FedapaError, InputError, RunError
-from fedapa.federation import manifest
+from fedapa.federation import audit_log, manifest
 from fedapa.federation.kit import read_kit
-from fedapa.federation.messages import Description, Refused, Terms, Told, TrainReply, TrainRequest
+from fedapa.federation.messages import Description, Refused, Terms, Told, TrainReply, TrainRequest, digest_of, plain
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_settings import Limited, SiteLimits, read_settings
 from fedapa.federation.site_store import Store
@@ -141,6 +141,7 @@ class Site:
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
     reason: str = ""  # the last fault in full: it stays here
+    note: Callable[..., object] = lambda event, **facts: None  # into the site's audit log
     _agreed: dict[str, tuple[Terms, Agreed, ClientData]] = field(default_factory=dict)
 
     @classmethod
@@ -148,9 +149,10 @@ class Site:
         kit, own = read_kit(folder), read_settings(folder)
         number = kit.share if own.share is None else own.share
         share = own_data(Path(own.data), number) if own.data else shared_data(number)
+        note = partial(audit_log.append, folder)
         listed = (Path(own.data).parent if own.data else folder) / WIRE
         allowed = manifest.read(listed) if listed.is_file() else None
-        return cls(kit.name, Store(folder / "states"), share, frozenset(own.models), allowed, own.limits)
+        return cls(kit.name, Store(folder / "states"), share, frozenset(own.models), allowed, own.limits, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
@@ -163,6 +165,7 @@ class Site:
             with _in_words():
                 split = build_model(model.name, data.shape, data.classes, model.head, model.buffers)
             fingerprint = self.store.keyed(data.fingerprint)
+            self.note("described", terms=digest_of(text), train=len(data.clients[0].train.y))
         except FedapaError as error:
             return replace(blank, fault=self._fault(error))
         mine = data.clients[0]
@@ -180,7 +183,11 @@ class Site:
         blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
         self.reason = ""
         try:
-            return self._visit(terms, ask, down, blank)
+            answer, up = self._visit(terms, ask, down, blank)
+            if up is not None:  # noted before it leaves
+                size = count_bytes(up)
+                self.note("sent", run=terms.run, round=ask.round + 1, digest=digest(up), tensors=[*up], bytes=size)
+            return answer, up
         except FedapaError as error:
             return replace(blank, fault=self._fault(error)), None
 
@@ -234,7 +241,9 @@ class Site:
             if mine != (terms.classes, terms.shape, terms.mean, terms.std):
                 raise Told("the run expects samples of another format than this site has")
             with _in_words():
-                self._agreed = {terms.run: (terms, agree(terms), data.clients[0])}
+                found = agree(terms)
+            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
+            self._agreed = {terms.run: (terms, found, data.clients[0])}
         _, agreed, mine_ = self._agreed[terms.run]
         return agreed, mine_
 
@@ -263,6 +272,8 @@ class Site:
     def _fault(self, error: FedapaError) -> str:
         """What the coordinator reads."""
         self.reason = f"{error.message}. {error.hint}".strip()
+        with suppress(FedapaError):  # on a full disk the first reason is the one to tell
+            self.note("refused" if isinstance(error, Refused) else "failed", reason=plain(self.reason, 1000))
         return self.reason if isinstance(error, Told) else f"{type(error).__name__} at this site; its log says more"
 
 

@@ -18,7 +18,7 @@ PID = "coordinator.pid"
 def coordinator_processes(coordinator: Coordinator) -> Supervisor:
     folder = coordinator.folder.absolute()
     link = python(
-        "fedapa.transports.flower.superlink",
+        "fedapa.transports.flower.superlink", str(folder),
         "--host", "127.0.0.1", "--port", str(coordinator.settings.port),
         "--ssl-certfile", str(coordinator.certificate.absolute()), "--ssl-keyfile", str(coordinator.key.absolute()),
         "--ssl-ca-certfile", str(coordinator.ca.absolute()), "--enable-supernode-auth",

@@ -45,12 +45,15 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedapa.config.experiment import read_config
+from fedapa.config.experiment import config_hash, read_config
 from fedapa.errors import RunError
-from fedapa.federation.messages import Outgoing
+from fedapa.federation import audit_log
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.messages import Outgoing, digest_of
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
+from fedapa.rounds.loop import RoundLog
 from fedapa.simulation import Progress, Result
 from fedapa.store.run_folder import lock
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
@@ -97,13 +100,36 @@ def conduct(
     session = FlowerSession(
         coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_mb * 2**20
     )
-    finished = False
+    note, finished = partial(audit_log.append, coordinator.folder), False
+    note("run begun", folder=str(folder.absolute()), method=config.methods[0], config=config_hash(config))
     try:
-        result = play_over(session, coordinator.members, config, folder, progress)
+        result = play_over(session, coordinator.members, config, folder, _noted(progress, folder, note))
         finished = True
     finally:
         session.close(finished)
+        note("run ended" if finished else "run broken off", folder=str(folder.absolute()))
     return result
+
+
+def _noted(progress: Progress | None, folder: Path, note: Callable[..., object]) -> Progress:
+    """The same progress; what was agreed, and who came, left or was refused, is in the audit log as well."""
+    agreed = False
+
+    def step(log: RoundLog) -> None:
+        nonlocal agreed
+        found = read_agreement(folder)
+        assert found is not None
+        if not agreed:
+            note("agreed", run=found.terms.run, sites=found.terms.names, terms=digest_of(found.terms.config))
+            agreed = True
+        for event in log.events:
+            if event.kind != "absent":
+                who = {} if event.client is None else {"site": found.terms.names[event.client]}
+                note(event.kind, run=found.terms.run, round=event.round + 1, text=event.text, **who)
+        if progress is not None:
+            progress(log)
+
+    return step
 
 
 def online(coordinator: Coordinator) -> dict[int, str] | None:

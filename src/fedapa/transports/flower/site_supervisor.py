@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from fedapa.errors import InputError
-from fedapa.federation import keys
+from fedapa.federation import audit_log, keys
 from fedapa.federation.keys import write_secret
 from fedapa.federation.kit import CA, KEY, LOCAL, SECRET, read_kit
 from fedapa.federation.processes import Child, Supervisor, free_port, python
@@ -41,6 +41,7 @@ def _renew(folder: Path) -> None:
     """New secrets for every start: the worker's word to the SuperNode, and the SuperNode's certificate, by which the
     worker knows it. Another user who takes the port while it restarts has neither."""
     folder.chmod(0o700)
+    audit_log.append(folder, "joined", coordinator=read_kit(folder).coordinator)
     write_secret(folder / SECRET, secrets.token_bytes(32))
     local = make_folder(folder / LOCAL)
     keys.make_authority(local / CA, local / "ca.key", "worker")
