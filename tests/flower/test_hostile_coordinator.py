@@ -295,6 +295,9 @@ def test_a_bug_at_a_site_is_told_by_its_kind_alone(tmp_path: Path, monkeypatch: 
     def broken(*_: object) -> Message:
         raise KeyError("scarlet fever in /srv/clinic/patients.csv")
 
+    quiet = SimpleNamespace(from_server_address=lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(worker, "RuntimeHttpClient", quiet)
+    monkeypatch.setattr(worker, "trusted", lambda folder: b"")
     monkeypatch.setattr(worker, "app", broken)
     monkeypatch.setattr(
         worker, "pull_task_input", lambda client: (message, SimpleNamespace(node_config={}), None, None)
