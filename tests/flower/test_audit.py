@@ -16,8 +16,10 @@ from fedapa.core.tree import digest
 from fedapa.errors import InputError, RunError
 from fedapa.federation import audit_log
 from fedapa.federation.messages import digest_of
-from fedapa.federation.registry import Settings, create
-from fedapa.transports.flower.serialization import unpack
+from fedapa.federation.registry import Coordinator, Enrolled, Settings, create
+from fedapa.store import run_folder
+from fedapa.transports.flower import session
+from fedapa.transports.flower.serialization import pack, unpack
 
 
 def made(folder: Path, lines: int = 5) -> list[audit_log.Head]:
@@ -166,3 +168,34 @@ def test_a_coordinator_notes_who_was_enrolled_and_removed(tmp_path: Path) -> Non
     rows = audit_log.read(coordinator.folder)
     assert [row["event"] for row in rows] == ["coordinator made", "site added", "site removed"]
     assert audit_log.verify(coordinator.folder).number == 3
+
+
+def test_a_run_is_in_the_coordinators_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `coordinator run` plays it, over a session without a network; one site was turned down by a limit."""
+    coordinator = create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    folders = make_sites(tmp_path / "sites")
+    monkeypatch.setattr(Coordinator, "members", lambda self: sites)
+    monkeypatch.setattr(session, "FlowerSession", lambda *_, **__: Closing(folders))
+    run_folder.create(tmp_path / "run", config_text(rounds=2, participation=(1.0, 1.0)))
+    session.conduct(coordinator, tmp_path / "run")
+    rows = audit_log.read(coordinator.folder)
+    assert [row["event"] for row in rows] == ["coordinator made", "run begun", "agreed", "refused", "run ended"]
+    assert rows[2]["sites"] == NAMES
+    assert (rows[3]["site"], rows[3]["round"]) == ("birch", 2)
+    assert rows[2]["terms"] == audit_log.read(folders[0])[1]["terms"]  # coordinator and site agreed on the same
+    audit_log.verify(coordinator.folder)
+
+
+class Closing(Direct):
+    """Birch's second upload is no number."""
+
+    def answer(self, message):  # type: ignore[no-untyped-def]
+        reply = super().answer(message)
+        if "ask" in message.content and message.metadata.dst_node_id == 101 and message.content["ask"]["round"] == 1:
+            up = {name: leaf * float("nan") for name, leaf in unpack(reply.content["up"]).items()}
+            reply.content["up"] = pack(up)
+        return reply
+
+    def close(self, finished: bool) -> None:
+        return

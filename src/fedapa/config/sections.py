@@ -203,6 +203,7 @@ class FederationConfig(Section):
     late_sites: bool = Field(True, description="sites that come while a run is going join it before its next round")
     quarantine_after: int = Field(3, ge=1, description="refused uploads in a row that end a site's part")
     max_growth: float = Field(100.0, gt=0, description="most that a tensor's norm may be, in norms of what was sent")
+    max_ratio: float = Field(10.0, gt=1, description="most that an update's norm may be, in medians of its round")
     max_upload_mb: float = Field(1024.0, gt=0, description="largest upload")
 
 

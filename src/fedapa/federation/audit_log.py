@@ -33,7 +33,7 @@ class Head(NamedTuple):
     hash: str = START
 
 
-def append(folder: Path, event: str, **facts: Any) -> Head:
+def append(folder: Path, event: str, /, **facts: Any) -> Head:
     """Add one line; it is on the disk when this returns."""
     try:
         with _locked(folder):

@@ -46,7 +46,7 @@ def play_over(
     wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
-    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
+    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
         session, terms, lambda: places(members(), transport.terms.names), patience(config), tests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.training.task import Task
 
+FEWEST = 3  # updates that have a middle
 SUMS = "sums"  # sums over a client's samples, of features: they grow with their number
 SAMPLES, COUNTS = "n", "counts"  # the names under which methods send numbers of samples, in all and per class
 
@@ -20,10 +22,13 @@ SAMPLES, COUNTS = "n", "counts"  # the names under which methods send numbers of
 class Limits:
     """Bounds that honest training stays within, and what every client declared about its data.
 
-    ``growth`` bounds the norm of every tensor: at most so many times the norm of what was sent, plus one.
+    ``growth`` bounds the norm of every tensor: at most so many times the norm of what was sent, plus one. ``ratio``
+    bounds what a client changed: at most so many times the median of its round. One large update that stays within
+    ``growth`` can ruin the model of all, and then it is the honest clients whose training diverges.
     """
 
     growth: float = 100.0
+    ratio: float = math.inf
     classes: Sequence[frozenset[int]] = ()  # the classes that every client declared; empty: all of them
 
     def with_client(self, classes: frozenset[int]) -> Limits:
@@ -34,6 +39,17 @@ class Limits:
         """Why client i cannot have sent this; None if it can. Shapes, dtypes and finiteness are checked before."""
         samples = int(task.sizes[i])
         return self._too_large(up, down, samples) or _miscounted(up, samples) or self._undeclared(i, up)
+
+    def find_extremes(self, changes: Mapping[int, float | None]) -> dict[int, str]:
+        """Why uploads of a round are too far from what was sent, by client. ``changes`` are the norms of the updates,
+        None where a method's upload has no counterpart. Of fewer than three, nobody can say which is the odd one."""
+        known = {i: change for i, change in changes.items() if change is not None}
+        if len(known) < FEWEST or not math.isfinite(self.ratio):
+            return {}
+        middle = statistics.median(known.values())
+        said = "its update has norm {:.3g}, more than {:g} times {:.3g}, the median of the round"
+        far = {i: change for i, change in known.items() if change > self.ratio * middle > 0.0}
+        return {i: said.format(change, self.ratio, middle) for i, change in far.items()}
 
     def _too_large(self, up: Tree, down: Tree, samples: int) -> str | None:
         bound = self.growth * (1.0 + norm(down))
@@ -50,6 +66,13 @@ class Limits:
             return None
         outside = set(up[COUNTS].nonzero().flatten().tolist()) - self.classes[i]
         return f"it counts samples of class {min(outside)}, which it did not declare" if outside else None
+
+
+def change_between(up: Tree, down: Tree) -> float | None:
+    """The norm of an update: of all tensors that answer one that was sent."""
+    pairs = {name: (leaf, down[name]) for name, leaf in up.items() if name in down and down[name].shape == leaf.shape}
+    floats = {name: leaf - was for name, (leaf, was) in pairs.items() if leaf.is_floating_point()}
+    return norm(floats) if floats else None
 
 
 def _miscounted(up: Tree, samples: int) -> str | None:
