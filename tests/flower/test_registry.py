@@ -5,7 +5,9 @@ import os
 import random
 import stat
 import subprocess
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +22,7 @@ from fedapa.federation import keys, processes
 from fedapa.federation.kit import Kit, read_kit, write_kit
 from fedapa.federation.registry import Coordinator, Settings, create
 from fedapa.federation.site_settings import read_settings
-from fedapa.transports.flower import reverse_proxy, server_supervisor, site_supervisor
+from fedapa.transports.flower import reverse_proxy, server_supervisor, session, site_supervisor
 from fedapa.transports.flower.session import build_app
 
 
@@ -263,3 +265,45 @@ def test_a_damaged_registry_is_one_line(coordinator, tmp_path):
     path.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is damaged"):
         coordinator.sites()
+
+
+def test_states_of_old_runs_are_removed_when_asked(tmp_path):
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for run, days in (("aa" * 8, 200), ("bb" * 8, 100), ("cc" * 8, 95)):
+        file = tmp_path / "states" / run / "round-000001-0123456789abcdef.safetensors"
+        file.parent.mkdir(parents=True)
+        file.write_text("x")
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    (tmp_path / "states" / "secret").write_text("x")
+    (tmp_path / "states" / "notes of mine").mkdir()
+    listed = CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "97"]).output
+    assert listed.count("would remove") == 2
+    CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "97", "--yes"])
+    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["cc" * 8, "notes of mine", "secret"]
+    CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "0", "--yes"])
+    assert (tmp_path / "states" / ("cc" * 8)).exists()  # the newest is in use
+
+
+def test_a_reply_of_very_many_parts_gives_others_their_turn(monkeypatch):
+    """Fetched in one go it would hold every other site's reply up for as long as it takes."""
+    fetched = []
+
+    def pull(request):
+        fetched.append(request.object_id)
+        return SimpleNamespace(object_found=True, object_available=True, object_content=b"x")
+
+    line = object.__new__(session.FlowerSession)
+    line.most_bytes, line.outage = 1e9, 1.0
+    line._grid = SimpleNamespace(node=None, _runtime_client=SimpleNamespace(PullObject=pull))
+    parts = {f"{k:064x}": None for k in range(1000)}
+    line._arriving = {"one": session.Arriving("name", parts, 0.0)}
+    monkeypatch.setattr(session, "SLICE", -1.0)
+    session.TaskIdentity.run_id = 1
+    assert line._fetch("one") is None
+    assert len(fetched) == 1
+    line._fetch("one")
+    assert len(set(fetched)) == 2  # it goes on where it was
+    line._arriving = {"one": session.Arriving("name", {str(k): None for k in range(session.MOST_PARTS + 1)}, 0.0)}
+    monkeypatch.setattr(session.FlowerSession, "_error", lambda self, asked, code, reason: reason)
+    assert "parts" in line._fetch("one")
+    assert len(fetched) == 2

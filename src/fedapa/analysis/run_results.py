@@ -18,6 +18,7 @@ from fedapa.methods import privacy
 from fedapa.methods.catalogue import METHODS
 from fedapa.rounds.evaluation import Counts, Summary
 from fedapa.store import provenance, run_db
+from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.provenance import Provenance
 from fedapa.store.run_folder import CONFIG, runs_under
 
@@ -546,7 +547,7 @@ def write_file(path: Path, rows: Sequence[dict[str, Any]], failed: Sequence[dict
         f'"{name}": [\n' + ",\n".join(json.dumps(row, default=str) for row in part) + "\n]"
         for name, part in parts.items()
     ]
-    path.write_text("{" + ",\n".join(lists) + "}\n", encoding="utf-8")
+    write_atomically(path, ("{" + ",\n".join(lists) + "}\n").encode(), PUBLIC)
     return path
 
 

@@ -99,6 +99,25 @@ def status(kit: Path, form: str) -> None:
 
 @click.command()
 @kit_argument
+@click.option("--days", type=click.FloatRange(0), default=90.0, show_default=True, help="How long nothing was written.")
+@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
+def prune(kit: Path, days: float, yes: bool) -> None:
+    """Remove the states of old runs; the newest stays. Its models are gone then, and such a run cannot go on here."""
+    require_flower()
+    import shutil
+
+    from fedapa.federation import audit_log
+    from fedapa.federation.site_store import Store
+
+    for folder in Store(kit / "states").old_runs(days):
+        if yes:
+            shutil.rmtree(folder)
+            audit_log.append(kit, "pruned", run=folder.name)
+        click.echo(f"{'removed' if yes else 'would remove'} {folder}")
+
+
+@click.command()
+@kit_argument
 def leave(kit: Path) -> None:
     """Stop taking part. States and kit stay; `site join` comes back to where it was."""
     require_flower()

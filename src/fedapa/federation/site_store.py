@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,6 +68,15 @@ class Store:
     def rounds(self, run: str) -> list[int]:
         """Rounds of which there is a state."""
         return sorted(rounds for _, rounds in _numbered(self.place(run), NAME))
+
+    def old_runs(self, days: float) -> list[Path]:
+        """Folders of runs that rested for so many days; never the newest, whose models may be in use."""
+        ages = {path: max((file.stat().st_mtime for file in path.iterdir()), default=0.0) for path in self._runs()}
+        newest = max(ages, key=lambda path: ages[path], default=None)
+        return sorted(path for path, at in ages.items() if path != newest and time.time() - at > days * 86_400)
+
+    def _runs(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
 
     def keyed(self, text: str) -> str:
         """A hash that tells two texts apart, and by which nobody without this site's secret can check a guess."""

@@ -63,7 +63,8 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
 HANDED_OVER = 60.0  # seconds for the SuperLink to hand over a task; those of foreign runs are passed over
 STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
-MOST_PARTS = 100_000
+MOST_PARTS = 30_000  # 10,000 tensors of three parts each, or 1 GB in pieces of 5 MB
+SLICE = 2.0  # seconds that one reply is fetched before the others have their turn
 # Nothing in it but names: sites run what is installed at them.
 APP = """[build-system]
 requires = ["setuptools"]
@@ -234,7 +235,9 @@ class FlowerSession:
 
     def _fetch(self, asked: str) -> Message | None:
         """Whatever is there of a reply; the reply, once that is all of it."""
-        entry, run = self._arriving[asked], TaskIdentity.run_id
+        entry, run, until = self._arriving[asked], TaskIdentity.run_id, time.monotonic() + SLICE
+        if len(entry.parts) > MOST_PARTS:
+            return self._broken(asked, GIANT, f"it has more than {MOST_PARTS} parts")
         for part in [part for part, content in entry.parts.items() if content is None]:
             wanted = PullObjectRequest(node=self._grid.node, run_id=run, object_id=part)
             found = self._call(partial(self._grid._runtime_client.PullObject, wanted))
@@ -243,8 +246,10 @@ class FlowerSession:
             if found.object_available:
                 entry.parts[part], entry.moved = found.object_content, time.monotonic()
                 entry.size += len(found.object_content)
-            if entry.size > self.most_bytes or len(entry.parts) > MOST_PARTS:
+            if entry.size > self.most_bytes:
                 return self._broken(asked, GIANT, f"it is larger than {self.most_bytes / 1e6:.0f} MB")
+            if time.monotonic() > until:
+                break
         if any(content is None for content in entry.parts.values()):
             stalled = time.monotonic() - entry.moved > STALLED
             return self._broken(asked, AWAY, "its reply stopped on the way") if stalled else None
