@@ -234,6 +234,9 @@ def test_a_site_that_moves_or_restarts_is_none(watch: tuple[Watch, Time], raised
     seen.note("amber", "10.0.0.2", True, False)
     clock.now += 3
     seen.note("amber", "10.0.0.2", True, True)
+    seen.note("amber", "10.0.0.2", True, False)  # it is told to leave while it waits
+    clock.now += 86_400
+    seen.note("amber", "10.0.0.2", True, False)  # and comes back after a power cut
     assert raised == []
 
 

@@ -113,7 +113,8 @@ class Seen:
 
     address: str
     at: float
-    refused_since: float | None = None  # since when a second node asks in vain
+    refused_since: float | None = None  # since when a second node asks in vain, again and again
+    refused_at: float = 0.0
     alarmed: float | None = None
 
 
@@ -130,9 +131,13 @@ class Watch:
         entry = self.seen.setdefault(site, Seen(address, now))
         if entry.address != address and now - entry.at < RECENT:
             self._raise(site, entry, f"its key is used from {entry.address} and from {address}")
-        if is_start:
-            entry.refused_since = None if is_fine else entry.refused_since or now
-            if entry.refused_since is not None and now - entry.refused_since > STALE:
+        if is_start and is_fine:
+            entry.refused_since = None
+        elif is_start:
+            if entry.refused_since is None or now - entry.refused_at > RECENT:  # it had given up
+                entry.refused_since = now
+            entry.refused_at = now
+            if now - entry.refused_since > STALE:
                 self._raise(site, entry, f"a second node with its key has asked in vain from {address} for minutes")
         if is_fine:
             entry.address, entry.at = address, now
