@@ -275,3 +275,11 @@ def test_a_planned_run_that_never_started(fedapa: Call, out: Path, small: Path) 
     assert fedapa("compare", out).code == 0
     assert fedapa("resume", out).code == 0
     assert run_folder.status(run) == "finished"
+
+
+@pytest.mark.parametrize("name", ["../../../evil", "/tmp/evil", "a/b", ".."])
+def test_a_newcomers_name_leads_nowhere_else(name: str, fedapa: Call, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "new.csv").write_text("label\n1\n")
+    answer = fedapa("onboard", tmp_path / "run", tmp_path / "new.csv", "--name", name)
+    assert (answer.code, "cannot name a client" in answer.err) == (2, True)

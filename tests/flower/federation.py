@@ -116,7 +116,7 @@ class Federation:
         return self.child(self.folder / "kits" / name / site_supervisor.PID, "fedapa.transports.flower.worker")
 
     def superlink(self) -> int:
-        return self.child(self.folder / "coordinator" / server_supervisor.PID, "flower_superlink")
+        return self.child(self.folder / "coordinator" / server_supervisor.PID, "fedapa.transports.flower.superlink")
 
     def close(self) -> None:
         for process in reversed(self.started):

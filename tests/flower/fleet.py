@@ -143,6 +143,12 @@ def over_grid(
     return play(method, task, transport, plan, begin, like, rows, folder)
 
 
+def sent(terms: Terms, i: int = 0):
+    """What client i gets in the first round."""
+    method, task, plan = agree(terms)
+    return method.send(task, method.init(task, plan.seed)[0], i)
+
+
 def sample(terms: Terms):
     import torch
 

@@ -22,6 +22,7 @@ from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.remote_transport import _from_record
 from fedapa.federation.run_federation import play_over
+from fedapa.federation.site_settings import SiteSettings, write_settings
 from fedapa.federation.site_store import Store
 from fedapa.store import checkpoint
 from hospitals import write_hospital, write_hospitals
@@ -52,7 +53,8 @@ def kits(folder: Path, names: list[str], schema: Path) -> list[Path]:
     for k, name in enumerate(names):
         kit = folder / "kits" / name
         kit.mkdir(parents=True)
-        write_kit(kit, Kit(name, "nowhere:1", k, str(own_config(folder, name, schema))))
+        write_kit(kit, Kit(name, "nowhere:1", k))
+        write_settings(kit, SiteSettings(data=str(own_config(folder, name, schema))))
         made.append(kit)
     return made
 

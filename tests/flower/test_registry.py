@@ -1,8 +1,13 @@
 """Who may take part: names, keys, kits, certificates, and the commands around them. No process is started."""
 
 import json
+import os
+import random
 import stat
 import subprocess
+import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +21,8 @@ from fedapa.errors import InputError
 from fedapa.federation import keys, processes
 from fedapa.federation.kit import Kit, read_kit, write_kit
 from fedapa.federation.registry import Coordinator, Settings, create
-from fedapa.transports.flower import reverse_proxy, server_supervisor, site_supervisor
+from fedapa.federation.site_settings import read_settings
+from fedapa.transports.flower import reverse_proxy, server_supervisor, session, site_supervisor
 from fedapa.transports.flower.session import build_app
 
 
@@ -150,7 +156,7 @@ def test_flower_is_told_to_keep_quiet(tmp_path):
     assert "--insecure" not in node.command
     assert processes.QUIET["FLWR_TELEMETRY_ENABLED"] == "0"
     assert processes.QUIET["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert worker.command[1:3] == ["-m", "fedapa.transports.flower.worker"]
+    assert worker.command[1:4] == ["-P", "-m", "fedapa.transports.flower.worker"]
 
 
 def test_a_child_that_ends_is_started_again(tmp_path):
@@ -163,6 +169,41 @@ def test_a_child_that_ends_is_started_again(tmp_path):
     assert child.starts == 2
     child.process.wait()
     child.stop()
+
+
+def test_a_second_join_leaves_the_secret_of_the_first_alone(tmp_path):
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for name in ("site.key", "ca.crt"):
+        (tmp_path / name).write_text("x")
+    first = site_supervisor.site_processes(tmp_path)
+    lock = processes.claim(first.pid)
+    try:
+        first.prepare()
+        before = (tmp_path / "secret").read_bytes()
+        with pytest.raises(InputError, match=f"it runs already, as process {os.getpid()}"):
+            site_supervisor.site_processes(tmp_path).run()
+        assert (tmp_path / "secret").read_bytes() == before
+        refused = CliRunner().invoke(join_cli.join, [str(tmp_path), "--limit", "min_batch=2"])
+        assert "amber has joined already" in refused.exception.message
+        assert read_settings(tmp_path).limits.min_batch == 8
+    finally:
+        lock.close()
+    first.prepare()
+    assert (tmp_path / "secret").read_bytes() != before
+
+
+def test_a_large_log_is_rotated_under_the_hands_of_its_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "LARGEST_LOG", 1000)
+    log = tmp_path / "node.log"
+    with open(log, "ab", buffering=0) as file:
+        for k in range(100):
+            file.write(f"line {k:04d} of a long log\n".encode())
+            processes.rotate(log)
+    assert log.stat().st_size <= 1100
+    assert (tmp_path / "node.log.1").stat().st_size <= 1100
+    kept = (tmp_path / "node.log.1").read_text() + log.read_text()
+    assert "line 0099" in kept
+    assert "\0" not in kept
 
 
 def test_a_pid_of_somebody_else_is_not_ours(tmp_path):
@@ -209,3 +250,60 @@ def test_without_flower_one_line_says_how_to_get_it(monkeypatch):
     with pytest.raises(InputError, match="need Flower") as missing:
         coordinator_cli.require_flower()
     assert missing.value.hint == "pip install 'fedapa[flower]'"
+
+
+def test_a_damaged_registry_is_one_line(coordinator, tmp_path):
+    coordinator.enrol("amber", tmp_path / "kit")
+    path = coordinator.folder / "sites.json"
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] = chance.randrange(256)
+        path.write_bytes(bytes(content[: chance.choice((len(content), chance.randrange(len(content))))]))
+        with suppress(InputError):
+            assert all(isinstance(site.key, str) for site in coordinator.sites())
+    path.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is damaged"):
+        coordinator.sites()
+
+
+def test_states_of_old_runs_are_removed_when_asked(tmp_path):
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for run, days in (("aa" * 8, 200), ("bb" * 8, 100), ("cc" * 8, 95)):
+        file = tmp_path / "states" / run / "round-000001-0123456789abcdef.safetensors"
+        file.parent.mkdir(parents=True)
+        file.write_text("x")
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    (tmp_path / "states" / "secret").write_text("x")
+    (tmp_path / "states" / "notes of mine").mkdir()
+    listed = CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "97"]).output
+    assert listed.count("would remove") == 2
+    CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "97", "--yes"])
+    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["cc" * 8, "notes of mine", "secret"]
+    CliRunner().invoke(join_cli.prune, [str(tmp_path), "--days", "0", "--yes"])
+    assert (tmp_path / "states" / ("cc" * 8)).exists()  # the newest is in use
+
+
+def test_a_reply_of_very_many_parts_gives_others_their_turn(monkeypatch):
+    """Fetched in one go it would hold every other site's reply up for as long as it takes."""
+    fetched = []
+
+    def pull(request):
+        fetched.append(request.object_id)
+        return SimpleNamespace(object_found=True, object_available=True, object_content=b"x")
+
+    line = object.__new__(session.FlowerSession)
+    line.most_bytes, line.outage = 1e9, 1.0
+    line._grid = SimpleNamespace(node=None, _runtime_client=SimpleNamespace(PullObject=pull))
+    parts = {f"{k:064x}": None for k in range(1000)}
+    line._arriving = {"one": session.Arriving("name", parts, 0.0)}
+    monkeypatch.setattr(session, "SLICE", -1.0)
+    session.TaskIdentity.run_id = 1
+    assert line._fetch("one") is None
+    assert len(fetched) == 1
+    line._fetch("one")
+    assert len(set(fetched)) == 2  # it goes on where it was
+    line._arriving = {"one": session.Arriving("name", {str(k): None for k in range(session.MOST_PARTS + 1)}, 0.0)}
+    monkeypatch.setattr(session.FlowerSession, "_error", lambda self, asked, code, reason: reason)
+    assert "parts" in line._fetch("one")
+    assert len(fetched) == 2

@@ -15,10 +15,10 @@ from fedapa.config.experiment import read_config
 from fedapa.core.tree import digest
 from fedapa.errors import InputError, RunError
 from fedapa.federation.enrolment import read_agreement
-from fedapa.federation.kit import read_kit, write_kit
 from fedapa.federation.registry import Enrolled, Settings, create
 from fedapa.federation.run_federation import play_over
 from fedapa.federation.site_agent import Site
+from fedapa.federation.site_settings import SiteSettings, read_settings, write_settings
 from fedapa.store import checkpoint, run_db, run_folder
 from fedapa.transports.flower import site_supervisor
 from fedapa.transports.flower.serialization import pack, unpack
@@ -103,6 +103,18 @@ def test_a_release_that_cannot_be(stopped):
         keeper.close()
 
 
+def test_of_two_that_begin_a_run_at_once_one_says_so_and_changes_nothing(tmp_path):
+    """The second one would write terms of its own into federation.json, under the first one's feet."""
+    run_folder.create(tmp_path / "run", config_text(rounds=2))
+    keeper = run_folder.lock(tmp_path / "run")
+    try:
+        with pytest.raises(run_folder.InUse, match="is in use by another process"):
+            run(Direct(make_sites(tmp_path / "sites")), tmp_path / "run")
+        assert not (tmp_path / "run" / "federation.json").exists()
+    finally:
+        keeper.close()
+
+
 # --- a model of one's own ------------------------------------------------------------------------
 
 MODEL = """
@@ -144,7 +156,7 @@ def test_a_model_that_every_site_allowed_is_trained(tmp_path, module, monkeypatc
     sites = make_sites(tmp_path / "sites")
     for kit in sites:
         allow(kit, module, monkeypatch=monkeypatch)
-        assert read_kit(kit).models == [module]
+        assert read_settings(kit).models == [module]
     run_folder.create(tmp_path / "run", with_model(module))
     result = run(Direct(sites), tmp_path / "run")
     assert result.task.P == 64 * 12 + 12
@@ -171,12 +183,12 @@ def test_what_was_not_allowed_is_not_even_imported(tmp_path, module):
     assert "is not allowed at amber" in answer.fault
     assert up is None
     assert "clinic_models" not in sys.modules
-    write_kit(kit, replace(read_kit(kit), models=[module]))
+    write_settings(kit, SiteSettings(models=[module]))
     assert Site.open(kit).describe(with_model(module), "amber").fault == ""
     assert "clinic_models" in sys.modules
 
 
 def test_a_model_that_cannot_be_made_is_the_sites_answer(tmp_path, module):
     (kit, *_) = make_sites(tmp_path / "sites")
-    write_kit(kit, replace(read_kit(kit), models=["clinic_models:headless"]))
+    write_settings(kit, SiteSettings(models=["clinic_models:headless"]))
     assert "no submodule named 'head'" in Site.open(kit).describe(with_model("clinic_models:headless"), "amber").fault

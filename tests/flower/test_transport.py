@@ -1,6 +1,7 @@
 """Waiting, asking again, leaving out: with a session that loses messages, and time that passes at will."""
 
 import shutil
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -20,7 +21,7 @@ from flwr.app import Error, Message
 from hardship import disk
 
 from fedapa.errors import RunError
-from fedapa.federation.remote_transport import Node, SessionLost
+from fedapa.federation.remote_transport import Node, RemoteTransport, SessionLost
 from fedapa.federation.site_store import Store
 from fedapa.rounds.site_policy import SitePolicy
 
@@ -103,6 +104,22 @@ def test_a_restarted_node_is_sent_its_message_again(tmp_path):
     session.clock = transport._clock
     assert server_digest(over_grid(transport, terms)) == server_digest(in_process(terms))
     assert session.asked[1, 1] == 2
+
+
+def test_a_clock_that_is_set_back_holds_nobody_up(tmp_path):
+    """The node comes back at an hour before it went, by the clock of the machine."""
+
+    class Back(Restarting):
+        def nodes(self):
+            return {k: Node(node.online, -3600.0 if node.since else 0.0) for k, node in super().nodes().items()}
+
+    terms = terms_of(config_text(participation=(1.0, 1.0)))
+    session = Back(make_sites(tmp_path), lambda t, i, asked: (t, i, asked) == (1, 1, 1))
+    transport = grid(session, terms)
+    session.clock = transport._clock
+    assert server_digest(over_grid(transport, terms)) == server_digest(in_process(terms))
+    assert session.asked[1, 1] == 2
+    assert RemoteTransport(session, terms, lambda: [])._clock is time.monotonic  # that of the machine may be set
 
 
 def test_a_site_that_stays_away_is_not_waited_for_longer_than_agreed(tmp_path):

@@ -14,7 +14,8 @@ from fedapa.methods.fedbn import FedBN, of_batch_norm
 from fedapa.rounds.loop import Expected
 from fedapa.simulation import doubts
 from fedapa.training.model import build_model
-from fedapa.training.task import Task, Training
+from fedapa.training.settings import Training
+from fedapa.training.task import Task
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.scaffold import Scaffold, local_steps, total_weight
 from fedapa.training.local import Local
-from fedapa.training.task import Training
+from fedapa.training.settings import Training
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 

@@ -688,3 +688,24 @@ def test_choice_of_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_kernels_are_not_copied_by_pickle() -> None:
     with pytest.raises(TypeError, match="pickled"):
         copy.deepcopy(Kernel(TINY, 3))
+
+
+def test_none_is_refused_and_does_not_end_the_process() -> None:
+    kernel = Kernel(TINY, 3)
+    theta, phi, (x, y) = torch.zeros(kernel.theta_size), torch.zeros(kernel.phi_size), batch(TINY, 4, 3)
+    order, bounds = torch.arange(4), torch.tensor([0, 4])
+    none: Any = None
+    for call in (
+        lambda: kernel.logits(theta, none, x),
+        lambda: kernel.logits(none, phi, x),
+        lambda: kernel.logits(theta, phi, none),
+        lambda: kernel.count_correct(theta, none, x, y),
+        lambda: kernel.count_correct(theta, phi, x, none),
+        lambda: train(kernel, none, phi, x, y, order, bounds, lr_theta=0.1),
+        lambda: train(kernel, theta, none, x, y, order, bounds, lr_theta=0.1),
+        lambda: train(kernel, theta, phi, x, none, order, bounds, lr_theta=0.1),
+        lambda: train(kernel, theta, phi, x, y, none, bounds, lr_theta=0.1),
+        lambda: train(kernel, theta, phi, x, y, order, none, lr_theta=0.1),
+    ):
+        with pytest.raises(InputError, match="must be"):
+            call()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import sqlite3
+import subprocess
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ from fedapa.core.tree import equal
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result
-from fedapa.store import checkpoint, run_db, run_folder
+from fedapa.store import atomic_io, checkpoint, run_db, run_folder
 
 ROUNDS = 5
 
@@ -212,3 +216,43 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, oth
         fit(tmp_path, **other)  # type: ignore[arg-type]
     assert run_db.numbers(tmp_path / "run.db") == before
     assert run_folder.status(tmp_path) == "finished"
+
+
+# ------------------------------------------------------------------------------------------------ what must not be lost
+
+
+@pytest.mark.parametrize("rounds", [(0,), (1, 2), (3,), range(5)])
+def test_a_checkpoint_ahead_of_its_ledger_is_an_error_with_a_remedy(tmp_path: Path, rounds: Iterable[int]) -> None:
+    """Without its log, run.db lacks the newest rounds; a finished run with holes would come of it."""
+    play(Toy(), toy_data(), Plan(5), folder=tmp_path)
+    (tmp_path / "checkpoints" / "round-000005.safetensors").unlink()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db, db:
+        db.executemany("DELETE FROM round WHERE round = ?", [(t,) for t in rounds])
+    kept = 4 - len([t for t in rounds if t < 4])
+    with pytest.raises(RunError, match=f"the checkpoint is after round 4, but run.db holds {kept} of these") as caught:
+        play(Toy(), toy_data(), Plan(5), folder=tmp_path)
+    assert "restore run.db" in caught.value.hint
+    assert run_folder.status(tmp_path) != "finished"
+
+
+def test_the_remedy_for_a_lost_ledger_works(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        play(Toy(), toy_data(), Plan(5), folder=atomic_io.make_folder(tmp_path / name))
+    (tmp_path / "one" / "run.db").unlink()
+    with pytest.raises(RunError, match="holds 0 of these") as caught:
+        play(Toy(), toy_data(), Plan(5), folder=tmp_path / "one")
+    subprocess.run(caught.value.hint.rpartition("start again: ")[2], shell=True, check=True)
+    play(Toy(), toy_data(), Plan(5), folder=tmp_path / "one")
+    assert_same(tmp_path / "one", tmp_path / "other")
+
+
+def test_a_new_folder_is_safe_once_its_parent_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic_io, "_sync_folder", synced.append)
+    atomic_io.make_folder(tmp_path / "a" / "b" / "c")
+    assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    synced.clear()
+    atomic_io.make_folder(tmp_path / "a" / "b" / "c")
+    assert synced == []
+    play(Toy(), toy_data(), Plan(1), folder=atomic_io.make_folder(tmp_path / "run"))
+    assert tmp_path / "run" in synced  # of run/checkpoints

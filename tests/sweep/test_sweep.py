@@ -19,7 +19,7 @@ from fedapa.config.grid import laid_over, load_scenarios
 from fedapa.config.load import load
 from fedapa.errors import InputError
 from fedapa.store import run_db, run_folder
-from fedapa.sweep import cost, runner
+from fedapa.sweep import cost, pool, runner
 from fedapa.sweep.sweep_db import NAME, Planned, Store
 
 GRID = (
@@ -119,6 +119,16 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(grid: Path, tmp_path
     assert fedapa("resume", out).code == 0
     assert set(states(out).values()) == {"finished"}
     assert sessions(out / "few" / "local-seed0") == 1
+
+
+def test_a_worker_that_dies_between_two_runs_takes_none_with_it(tmp_path: Path) -> None:
+    worker = pool._hire()
+    assert worker.process.pid is not None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.join()
+    pool._next(worker, [tmp_path / "run"])
+    assert worker.talk.recv()[:2] == (tmp_path / "run", "started")
+    pool._dismiss(worker)
 
 
 def test_a_worker_that_dies_takes_only_its_run_with_it(grid: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def read(path: Path, part: str = "runs") -> list[Row]:
         for row in whole["runs"]:
             key(row)
         return whole.get(part, [])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         hint = "`fedapa sweep` writes results.json; experiments/collect.py writes experiments/results/NAME.json"
         raise InputError(f"{path} is not a file of results: {type(error).__name__}: {error}", hint) from None
 

@@ -19,6 +19,7 @@ from fedapa.methods import privacy
 from fedapa.methods.catalogue import METHODS
 from fedapa.rounds.evaluation import Summary, Sums
 from fedapa.store import provenance, run_db
+from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.provenance import Provenance
 from fedapa.store.run_folder import CONFIG, runs_under
 
@@ -119,7 +120,7 @@ def survey(folder: Path) -> Found:
 def _from_file(path: Path) -> list[RunResult]:
     try:
         return from_dicts(json.loads(path.read_text(encoding="utf-8"))["runs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "`fedapa sweep` writes results.json; `fedapa compare --format json` prints one"
         raise InputError(f"{path} is not a file of results: {type(error).__name__}: {error}", hint) from None
 
@@ -559,7 +560,7 @@ def write_file(path: Path, rows: Sequence[dict[str, Any]], failed: Sequence[dict
         f'"{name}": [\n' + ",\n".join(json.dumps(row, default=str) for row in part) + "\n]"
         for name, part in parts.items()
     ]
-    path.write_text("{" + ",\n".join(lists) + "}\n", encoding="utf-8")
+    write_atomically(path, ("{" + ",\n".join(lists) + "}\n").encode(), PUBLIC)
     return path
 
 

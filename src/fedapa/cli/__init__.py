@@ -29,6 +29,7 @@ VERBS = {
     "export": "Take a client's model out of a run",
     "onboard": "Add a client to a finished federation",
     "coordinator": "Coordinate real sites: enrol them, run a config with them",
+    "audit": "Verify and show the audit log of a coordinator or a site",
     "cite": "How to cite a method",
     "verify": "Check a method of your own against the laws",
     "theory": "Measure the convergence analysis on a small smooth problem",

@@ -134,6 +134,8 @@ def status(home: Path, runs: Path | None, form: str) -> None:
         return
     state = "up" if found["up"] else "down"
     click.echo(f"SuperLink {state} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
+    for row in found["alarms"]:
+        click.echo(f"ALARM {row['at']} {row['site']}: {row['text']}")
     ui.show(found["sites"], form, title="sites")
     if found["runs"]:
         ui.show(found["runs"], form, title="runs")
@@ -273,9 +275,11 @@ def _is_synced(coordinator: Any) -> bool:
 
 
 def _detached(command: list[str], log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    from fedapa.store.atomic_io import make_folder
+
+    make_folder(log.parent)
     with open(log, "ab") as out:
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, umask=0o077)
 
 
 def _wait(ready: Callable[[], bool], seconds: float, hint: str) -> None:

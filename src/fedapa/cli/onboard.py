@@ -27,10 +27,13 @@ def command(
     the new client to OUT/checkpoints; RUN stays as it is.
     """
     from fedapa.config.experiment import read_config
+    from fedapa.errors import InputError
     from fedapa.site.onboarding import onboard
     from fedapa.site.silo_scores import shown
 
     who = name or file.stem
+    if Path(who).name != who or who == "..":  # it names a folder below RUN
+        raise InputError(f"{who!r} cannot name a client", "leave slashes out of --name")
     total = rounds or read_config(run).run.rounds
     with ui.progress() as bar:
         task = bar.add_task(f"onboarding {who}", total=total, note="")

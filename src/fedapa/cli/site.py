@@ -13,5 +13,5 @@ def command() -> None:
     """What one site does: see what would leave it before anything does, join a real federation, leave it."""
 
 
-for verb in (dry_run, joined.key, joined.join, joined.status, joined.leave):
+for verb in (dry_run, joined.key, joined.join, joined.status, joined.prune, joined.leave):
     command.add_command(verb)

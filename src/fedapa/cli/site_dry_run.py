@@ -23,8 +23,8 @@ def dry_run(
 ) -> None:
     """Play one round of the site of CONFIG without any network and list every tensor that would leave it.
 
-    The list is written to manifest.json; a client that joins a federation refuses to send anything else. Also says how
-    good the site is on its own.
+    The list is written to wire.json with every setting of method, model and training; a client that joins a federation
+    refuses to send anything else, and a run that differs in a setting. Also says how good the site is on its own.
     """
     from fedapa.cli import common
     from fedapa.federation import manifest
@@ -60,6 +60,8 @@ def _show(found: Any, form: str) -> None:
         click.echo(f"{found.site}: nothing leaves with {found.method}")
     for line in found.wire["once"]:
         click.echo(f"leaves once: {line}")
+    for when, fields in found.wire["said"].items():
+        click.echo(f"said {when}: {', '.join(dict.fromkeys(fields.values()))}")
     for line in found.privacy:
         click.echo(f"privacy: {line}")
     for line in found.warnings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -38,27 +37,34 @@ def key(folder: Path) -> None:
 )
 @click.option("--share", type=click.IntRange(0), help="Which share of the data is this site's.")
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
+@click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
 @click.option("--detach", is_flag=True, help="In the background; `site leave` ends it.")
-def join(kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], detach: bool) -> None:
-    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here."""
+def join(
+    kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], limits: tuple[str, ...], detach: bool
+) -> None:
+    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here.
+
+    What --data, --share, --allow-model and --limit say is kept beside that folder, in KIT.settings.toml.
+    """
     require_flower()
-    from fedapa.federation import processes
-    from fedapa.federation.kit import read_kit, write_kit
+    from fedapa.errors import InputError
+    from fedapa.federation import processes, site_settings
+    from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
 
-    found = wanted = read_kit(kit)
-    wanted = wanted if data is None else replace(wanted, data=str(data.absolute()))
-    wanted = wanted if share is None else replace(wanted, share=share)
-    wanted = wanted if not models else replace(wanted, models=[*models])
-    if wanted != found:
-        write_kit(kit, wanted)
+    name = read_kit(kit).name
+    if (other := processes.running(kit / site_supervisor.PID)) is not None:
+        raise InputError(f"{name} has joined already, as process {other}", "`fedapa site leave` ends that")
+    site_settings.check_new_kit(kit)
+    wanted = site_settings.read_settings(kit).with_limits(limits)
+    given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None}
+    site_settings.write_settings(
+        kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
+    )
     if detach:
-        if processes.running(kit / site_supervisor.PID) is not None:
-            ui.say("it runs already")
-            return
         _detached(processes.python("fedapa.cli", "site", "join", str(kit)), kit / "log" / "join.log")
         _wait(lambda: processes.running(kit / site_supervisor.PID) is not None, 60, f"see {kit}/log")
-        ui.say(f"{wanted.name} is joining; fedapa site status {shlex.quote(str(kit))}")
+        ui.say(f"{name} is joining; fedapa site status {shlex.quote(str(kit))}")
         return
     site_supervisor.site_processes(kit).run()
 
@@ -93,13 +99,36 @@ def status(kit: Path, form: str) -> None:
 
 @click.command()
 @kit_argument
+@click.option("--days", type=click.FloatRange(0), default=90.0, show_default=True, help="How long nothing was written.")
+@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
+def prune(kit: Path, days: float, yes: bool) -> None:
+    """Remove the states of old runs; the newest stays. Its models are gone then, and such a run cannot go on here."""
+    require_flower()
+    import shutil
+
+    from fedapa.federation import audit_log
+    from fedapa.federation.site_store import Store
+
+    for folder in Store(kit / "states").old_runs(days):
+        if yes:
+            shutil.rmtree(folder)
+            audit_log.append(kit, "pruned", run=folder.name)
+        click.echo(f"{'removed' if yes else 'would remove'} {folder}")
+
+
+@click.command()
+@kit_argument
 def leave(kit: Path) -> None:
     """Stop taking part. States and kit stay; `site join` comes back to where it was."""
     require_flower()
-    from fedapa.federation import processes
+    from fedapa.federation import audit_log, processes
     from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
 
     name = read_kit(kit).name
-    ui.say(f"{name} has left" if processes.stop(kit / site_supervisor.PID) else f"{name} was not running")
+    if processes.stop(kit / site_supervisor.PID):
+        audit_log.append(kit, "left")
+        ui.say(f"{name} has left")
+    else:
+        ui.say(f"{name} was not running")
     ui.say("for good: ask the coordinator for `fedapa coordinator remove-site`")

@@ -20,7 +20,7 @@ TRIED = 20  # ports after the usual one, where that is taken
 @click.option("--tui", is_flag=True, help="Watch in the terminal instead.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), help=f"The port; default {PORT} or the next that is free.")
-@click.option("--token", envvar="FEDAPA_TOKEN", help="What visitors must bring; made up where one is needed.")
+@click.option("--token", envvar="FEDAPA_TOKEN", help="Access token; generated unless --host is loopback.")
 @click.option(
     "--coordinator",
     type=click.Path(file_okay=False, path_type=Path),
@@ -32,8 +32,8 @@ def command(
     """Watch the runs of FOLDER (default: the latest under ./runs) as they go, or look at them when they are over.
 
     FOLDER is a run, a folder of runs, a sweep or the runs of a federation. Nothing is ever written to it. The page is
-    for this machine alone unless --host says otherwise; then everybody needs the token in the address that is printed.
-    Ctrl-C ends it.
+    for you on this machine alone, as far as the system tells users apart (Linux does), unless --host or --token say
+    otherwise; then everybody needs the token in the address that is printed. Ctrl-C ends it.
     """
     from fedapa.cli import common
 
@@ -50,11 +50,14 @@ def command(
 
     from fedapa.dashboard import server
     from fedapa.dashboard.access import is_loopback
+    from fedapa.errors import InputError
 
+    if token is not None and not token.strip():
+        raise InputError("--token is empty", "leave it out, or give a long one that nobody can guess")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     server.plotly_file()
-    app = server.make_app(folder, host, token, coordinator=coordinator)
+    app = server.make_app(folder, host, token, coordinator=coordinator, checks_user=token is None)
     listener = _listen(host, port)
     address = _address(host, listener.getsockname()[1], token)
     click.echo(f"watching {folder} at {address}")

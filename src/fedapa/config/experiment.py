@@ -96,7 +96,7 @@ def read_config(folder: Path) -> Config:
         config = check(tomllib.loads(text), text, str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "restore it, or run again in a new folder") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}", "restore it, or run again in a new folder") from None
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError(f"{path} names several runs", "`fedapa run` takes such a file; a run folder is one of them")

@@ -48,6 +48,8 @@ def parse(source: str) -> tuple[str, str, dict[str, Any]]:
     text, name = _text(source)
     try:
         return text, name, tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply", "write fewer brackets inside each other") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{name}: not valid TOML: {error}", "see https://toml.io for the syntax") from None
 

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedapa.federation import peer
+
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # Plotly sets style attributes on what it draws; scripts come from files of this server alone.
 POLICY = (
@@ -37,8 +39,10 @@ def is_loopback(host: str) -> bool:
 class Gate:
     """In front of everything; a request that does not belong here never reaches a page."""
 
-    def __init__(self, app: ASGIApp, host: str = "127.0.0.1", token: str | None = None) -> None:
-        self.app, self.token = app, token
+    def __init__(
+        self, app: ASGIApp, host: str = "127.0.0.1", token: str | None = None, checks_user: bool = False
+    ) -> None:
+        self.app, self.token, self.checks_user = app, token, checks_user
         self.names = None if host in ("0.0.0.0", "::") else LOOPBACK | {host.lower()}
         mark = hashlib.sha256((token or "").encode()).hexdigest()[:8]
         self.cookie = f"fedapa-{mark}"  # servers on other ports have cookies of their own
@@ -59,7 +63,15 @@ class Gate:
             return PlainTextResponse("requests from other sites are refused\n", 403)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this server only shows\n", 405)
-        return self._ask_for_token(request) if self.token is not None else None
+        if self.token is not None:
+            return self._ask_for_token(request)
+        if not self._is_this_user(request):
+            return PlainTextResponse("another user's: ask them to start it with --token\n", 403)
+        return None
+
+    def _is_this_user(self, request: Request) -> bool:
+        """Without a token the port of this machine is for the user who opened it."""
+        return not self.checks_user or peer.asks_for_itself(request.scope)
 
     def _is_host_ours(self, header: str) -> bool:
         try:

@@ -91,6 +91,7 @@ def make_app(
     token: str | None = None,
     every: float = FRESH,
     coordinator: Path | None = None,
+    checks_user: bool = False,
 ) -> Starlette:
     board = Board(folder, coordinator)
     poller = Poller(board, every)
@@ -140,7 +141,8 @@ def make_app(
         Route("/api/stream", stream),
         *(Route(f"/api/{name}", data(view)) for name, view in known.items()),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Gate, host=host, token=token)])
+    gate = Middleware(Gate, host=host, token=token, checks_user=checks_user)
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=[gate])
     app.state.poller = poller
     return app
 

@@ -17,6 +17,11 @@ TIMEOUT_SECONDS = 30
 class Download(NamedTuple):
     url: str
     md5: str  # as published beside the file; guards against accidents, https against the rest
+    sha256: str = ""  # where known, it is the one that is checked
+
+    @property
+    def hash(self) -> str:
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}"
 
     @property
     def file_name(self) -> str:
@@ -52,7 +57,7 @@ def download(item: Download, folder: Path, progress: bool) -> Path:
     bar = Progress(item.file_name) if progress else False
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK, timeout=TIMEOUT_SECONDS)
     try:
-        path = pooch.retrieve(item.url, f"md5:{item.md5}", item.file_name, folder, downloader=downloader)
+        path = pooch.retrieve(item.url, item.hash, item.file_name, folder, downloader=downloader)
     except (OSError, ValueError) as error:
         raise _failed(item, folder, error) from error
     return Path(path)
@@ -71,7 +76,7 @@ def _failed(item: Download, folder: Path, error: Exception) -> FedapaError:
     by_hand = f"or download it by hand into {folder}"
     if type(error) is ValueError:  # pooch's way to say that the hash differs
         return RunError(
-            f"{item.url}: what arrived does not have the md5 {item.md5} and was deleted",
+            f"{item.url}: what arrived does not have the {item.hash.replace(':', ' ')} and was deleted",
             hint=f"try again later, {by_hand}",
         )
     return RunError(f"{item.url}: download failed: {_reason(error)}", hint=f"check the network, {by_hand}")

@@ -268,5 +268,5 @@ def read_schema(path: Path) -> Schema:
         return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "name a schema.json") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error})", "take the file as it was written") from None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.data.arrays_file import BROKEN
 from fedapa.errors import InputError
 
 Pixels = npt.NDArray[np.uint8]
@@ -63,7 +64,7 @@ def _opened(file: Path) -> Any:
         image.load()
     except FileNotFoundError:
         raise InputError(f"{file} does not exist", "are paths relative to the table's own folder?") from None
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else str(error)
         raise InputError(f"{file} is not a readable image ({reason})", "mend it or take it out") from None
     return image

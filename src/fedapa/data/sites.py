@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedapa.data import schema as schemas
+from fedapa.data.arrays_file import read_npz
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_description import Sites
@@ -168,16 +169,12 @@ def _images(labels: Cells, keys: Cells | None, files: list[Path], sites: Sites, 
 
 def _from_arrays(name: str, path: Path, sites: Sites) -> dict[str, Material]:
     """x, y and, where all sites are in one file, a site per sample; the split's column as an array of its own."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{path}: not a readable .npz file ({error})", "write it with numpy.savez(file, x=, y=)"
-        ) from None
+    arrays = read_npz(path, "write it with numpy.savez(file, x=, y=)")
     for key in ("x", "y", *(k for k in (sites.site_column, sites.split_column) if k)):
         if key not in arrays:
             raise no_such_column(path, key, "array", arrays)
+        if arrays[key].ndim < 1:
+            raise InputError(f"{path}: {key} is a single value", "give one per sample")
         if len(arrays[key]) != len(arrays["x"]):
             raise InputError(f"{path}: {len(arrays['x'])} samples in x, {len(arrays[key])} in {key}", "give one each")
     text = {

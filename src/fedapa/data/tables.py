@@ -8,10 +8,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.data.arrays_file import check_expansion
 from fedapa.data.missing import MISSING
 from fedapa.errors import InputError, closest
 
@@ -20,6 +22,7 @@ Mask = npt.NDArray[np.bool_]
 
 LARGEST_TEXT = 256 * 2**20  # a cell of a few characters becomes some fifty bytes in memory
 LARGEST_CELLS = 50_000_000
+CELL_BYTES = 16
 TEXT, PARQUET = (".csv", ".tsv", ".txt", ".data"), (".parquet", ".pq")
 
 
@@ -216,11 +219,40 @@ def _parquet(path: Path) -> tuple[list[str], Sequence[Sequence[str | None]], lis
         if about.num_rows * about.num_columns > LARGEST_CELLS:
             cells = f"{about.num_rows:,} rows of {about.num_columns} columns"
             raise InputError(f"{path}: {cells} do not fit into memory", "keep only the columns and rows needed")
-        table = parquet.read_table(path)
-    except (OSError, arrow.ArrowException) as error:
-        raise InputError(f"{path}: not a readable Parquet file ({error})", "write it again") from None
-    columns = [[_as_text(value) for value in table.column(name).to_pylist()] for name in table.column_names]
+        check_expansion(path, _parquet_bytes(about), "cells")
+        table = parquet.read_table(path, read_dictionary=about.schema.to_arrow_schema().names)
+        columns = [_texts(table.column(name)) for name in table.column_names]
+    except InputError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        MemoryError,
+        RecursionError,
+        arrow.ArrowException,
+    ) as e:
+        raise InputError(f"{path}: not a readable Parquet file ({e})", "write it again") from None
     return list(table.column_names), columns, list(range(1, table.num_rows + 1))
+
+
+def _parquet_bytes(about: Any) -> int:
+    """In memory: what the pages unpack to, or two pointers for every cell, whichever is more. A column of
+    equal cells takes next to nothing in a file."""
+    groups = (about.row_group(k) for k in range(about.num_row_groups))
+    pages = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+    return max(int(pages), CELL_BYTES * int(about.num_rows) * int(about.num_columns))
+
+
+def _texts(column: Any) -> list[str | None]:
+    """Every cell as text; equal cells share one, however many there are."""
+    found: list[str | None] = []
+    for chunk in column.chunks:
+        coded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
+        words = [_as_text(value) for value in coded.dictionary.to_pylist()]
+        found += [None if k is None else words[k] for k in coded.indices.to_pylist()]
+    return found
 
 
 def _as_text(value: object) -> str | None:

@@ -58,7 +58,7 @@ def read_agreement(folder: Path) -> Agreement | None:
         terms = messages.read(Terms, found["terms"])
         described, count = [messages.read(Description, row) for row in found["descriptions"]], len(terms.names)
         return Agreement(terms, described, found.get("since", [0] * count), found.get("until", [NEVER] * count))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}", "restore it, or run again in a new folder") from None
 
 
@@ -75,8 +75,9 @@ class Enrolment:
         self.session, self.members_now, self.folder = session, members, folder
         self.agreement, self.is_open = agreement, is_open
         self._asked: dict[str, tuple[Enrolled, float]] = {}  # by message
+        self._started: dict[str, float] = {}  # when the node that was asked had come online, by name
         self._answers: dict[str, Description] = {}  # by name
-        self._refused: dict[str, float] = {}  # when, by name
+        self._refused: dict[str, float] = {}  # the start of the node that was turned away, by name
 
     def knocking(self, round: int) -> list[Newcomer]:
         agreed = self.agreement
@@ -95,7 +96,7 @@ class Enrolment:
             self._agree(self.agreement.with_site(self._answers[newcomer.name], round))
 
     def turn_away(self, newcomer: Newcomer) -> None:
-        self._refused[newcomer.name] = time.time()
+        self._refused[newcomer.name] = self._started.get(newcomer.name, 0.0)
 
     def gone(self, round: int) -> frozenset[int]:
         return frozenset(i for i, until in enumerate(self.agreement.until) if NEVER < until <= round)
@@ -147,15 +148,16 @@ class Enrolment:
         return found
 
     def _ask(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         self._asked = {name: entry for name, entry in self._asked.items() if now - entry[1] < PATIENCE}
         known = {*self.agreement.terms.names, *(site.name for site, _ in self._asked.values())}
         absent = [site for site in self.members_now() if site.name not in known]
         nodes = self.session.nodes() if absent else {}
         for site in absent:
             node = nodes.get(site.node)
-            if node is None or not node.online or node.since < self._refused.get(site.name, 0.0):
+            if node is None or not node.online or node.since == self._refused.get(site.name):
                 continue
+            self._started[site.name] = node.since
             if message := self.session.push(question(site, self.agreement.terms.config)):
                 self._asked[message] = (site, now)
 

@@ -1,17 +1,23 @@
-"""A site's kit: the folder that it gets from the coordinator, with its name, its key and whom to talk to."""
+"""A site's kit: the folder that it gets from the coordinator, with its name, its key and whom to talk to.
+
+It is data. What a site does with whose rows is in its own settings, not here.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import tomli_w
 
 from fedapa.errors import InputError
+from fedapa.store.atomic_io import write_atomically
 
 KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
+LOCAL = "local"  # folder of the certificate by which the site's own processes know each other
+IGNORED = ("data", "models")  # of older kits: the site decides that (site_settings.py)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -20,8 +26,6 @@ class Kit:
     name: str
     coordinator: str  # host:port of the fleet's door
     share: int = 0  # which share of the data is this site's, where a config deals it out
-    data: str = ""  # a config at the site whose [data] counts, instead of the run's
-    models: list[str] = field(default_factory=list)  # package.module:function that runs may use
 
 
 def check_name(name: str) -> str:
@@ -31,7 +35,7 @@ def check_name(name: str) -> str:
 
 
 def write_kit(folder: Path, kit: Kit) -> None:
-    (folder / KIT).write_text(tomli_w.dumps(asdict(kit)), encoding="utf-8")
+    write_atomically(folder / KIT, tomli_w.dumps(asdict(kit)).encode())
 
 
 def read_kit(folder: Path) -> Kit:
@@ -40,11 +44,12 @@ def read_kit(folder: Path) -> Kit:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "`coordinator add-site` makes kits") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}", "ask the coordinator for the kit again") from None
     known = {f.name: f for f in fields(Kit)}
+    found = {key: value for key, value in found.items() if key not in IGNORED}
     for key, value in found.items():
-        kind = {"share": int, "models": list}.get(key, str)
+        kind = int if key == "share" else str
         if key not in known or not isinstance(value, kind):
             raise InputError(f"{path}: {key} = {value!r} is not understood", f"legal keys: {', '.join(known)}")
     if missing := {"name", "coordinator"} - found.keys():

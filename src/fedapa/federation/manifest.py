@@ -1,7 +1,9 @@
-"""wire.json: every tensor that a site agreed to send, and the check that nothing else leaves.
+"""wire.json: every tensor that a site agreed to send, under which terms, and the check that nothing else leaves.
 
 A site writes the file before it joins, from messages that were really made on its own data, and its client sends an
-upload only if names, shapes and types are listed. The seal is a hash of the file's content: it tells an edited file
+upload only if names, shapes and types are listed. The same tensors can tell much or little: with another rate, batch or
+noise they are other messages. So the file also holds every setting that decides what the site computes, and a run that
+differs in one of them is refused by its name. The seal is a hash of the file's content: it tells an edited file
 from the one that was written, so that a list is changed by a new dry run and not by hand.
 """
 
@@ -9,23 +11,85 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedapa.config.experiment import ASIDE
+from fedapa.config.load import settings_of, training_of
+from fedapa.config.sections import Config
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.errors import InputError
+from fedapa.federation.messages import Description, Refused, TrainReply
+from fedapa.methods.catalogue import make
+from fedapa.methods.method import Method
 from fedapa.methods.privacy import NOT_COVERED, Account
 from fedapa.store.checkpoint import write_json
 
-FORMAT = "fedapa-wire-1"
+FORMAT = "fedapa-wire-2"
+NEW = "make a new dry run before you join"
+# Sections that are not pinned: whose data it is, and how the coordinator waits; the method is pinned as it resolves.
+NOT_PINNED = {"methods", "seeds", "method", "data", "sites", "federation", "attack"}
+# Every field of what a site says beside its tensors, in words.
+SAID = {
+    "site": "the site's name",
+    "fault": "why it cannot take part, or why a training failed, without values, columns or paths",
+    "train": "number of train rows",
+    "test": "number of test rows",
+    "validation": "number of validation rows",
+    "classes": "number of classes",
+    "shape": "shape of a sample",
+    "dtype": "type of a sample",
+    "mean": "mean that samples are scaled with, where all sites scale alike",
+    "std": "standard deviation that samples are scaled with, where all sites scale alike",
+    "target": "count, sum and sum of squares of targets that are numbers",
+    "labels": "which classes it has",
+    "fingerprint": "hash of its rows, keyed by a secret of the site",
+    "native": "whether the native engine is there",
+    "run": "the run that it answers",
+    "round": "the round that it answers",
+    "trained": "whether an upload is enclosed",
+    "digest": "hash of the state that the upload came from",
+    "before": "sum and count of every score (right answers, losses) on test and validation rows before training",
+    "after": "the same after training",
+    "seconds": "how long the visit took",
+    "train_seconds": "how long training took",
+}
 
 
-class Refused(InputError):
-    """The client will not send this."""
+def said() -> dict[str, dict[str, str]]:
+    """What this version of the site's code says beside its tensors, and when."""
+    when = {"once": Description, "every round": TrainReply}
+    return {word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()}
+
+
+def pinned(config: Config) -> dict[str, Any]:
+    """Every setting of a run of one method that decides what a site computes and sends, by name. New sections and keys
+    are among them unless they are listed as harmless."""
+    (name,) = config.methods
+    base, settings = settings_of(config, name)
+    found = config.model_dump(mode="json", exclude=NOT_PINNED)
+    found["run"] = {key: value for key, value in found["run"].items() if key not in ASIDE["run"]}
+    found["training"] = asdict(training_of(config, name))
+    found["method"] = _settings(make(base, **settings))
+    return dict(_flat(json.loads(json.dumps(found))))
+
+
+def _settings(method: Method) -> dict[str, Any]:
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    plain = {name: _settings(value) if isinstance(value, Method) else value for name, value in values.items()}
+    return {"is": type(method).__name__, **plain}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in sorted(table.items()):
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def listed(tree: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -37,9 +101,14 @@ def listed(tree: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def agreement(
-    site: str, method: str, exchanges: Sequence[tuple[Tree, Tree]], once: Sequence[str], noise: Account | None = None
+    site: str,
+    method: str,
+    exchanges: Sequence[tuple[Tree, Tree]],
+    once: Sequence[str],
+    noise: Account | None = None,
+    terms: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of wire.json: the different messages up and down, what leaves once at enrolment, the noise."""
+    """The content of wire.json: the different messages up and down, what else is said, the noise and the terms."""
     ups, downs = ([listed(pair[side]) for pair in exchanges] for side in (1, 0))
     content = {
         "format": FORMAT,
@@ -49,6 +118,8 @@ def agreement(
         "down": _different(downs),
         "bytes_up_per_round": max((count_bytes(up) for _, up in exchanges), default=0),
         "once": list(once),
+        "said": said(),
+        "terms": dict(terms or {}),
     }
     if noise is not None:
         content["noise"] = json.loads(noise.to_json()) | {"not covered": list(NOT_COVERED)}
@@ -71,12 +142,14 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         hint = "`fedapa site dry-run site.toml` writes one"
         raise InputError(f"cannot read {path}: {error.strerror}", hint) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is not JSON ({error})", "delete it; fedapa site dry-run site.toml writes one"
         ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise InputError(f"{path} is not a wire.json", "delete it; fedapa site dry-run site.toml writes one")
+        raise InputError(
+            f"{path} is no wire.json of this version", "delete it; fedapa site dry-run site.toml writes one"
+        )
     if found.get("seal") != seal(found):
         hint = "delete it and write a new one: fedapa site dry-run site.toml"
         raise InputError(f"{path} was edited after it was written", hint)
@@ -94,23 +167,18 @@ def check(wire: Mapping[str, Any], method: str, up: Mapping[str, Tensor]) -> Non
 
 def check_method(wire: Mapping[str, Any], method: str) -> None:
     if wire["method"] != method:
-        raise Refused(
-            f"the server plays {method}, this site agreed to {wire['method']}", "make a new dry run before you join"
-        )
+        raise Refused(f"the server plays {method}, this site agreed to {wire['method']}", NEW)
 
 
-def check_noise(wire: Mapping[str, Any], noise: Account | None) -> None:
-    """Refuse a run whose uploads are protected less than the site agreed to: less noise, or more rounds of it."""
-    if noise is None:
-        return
-    agreed = wire.get("noise") or {"noise": math.inf, "rounds": 0}  # written before noise was listed
-    for what, found, worse in (
-        ("noise", noise.noise, noise.noise < agreed["noise"]),
-        ("rounds", noise.rounds, noise.rounds > agreed["rounds"]),
-    ):
-        if worse:
-            hint = "epsilon would be larger; make a new dry run before you join"
-            raise Refused(f"the server wants {what} = {found:g}, this site agreed to {agreed[what]:g}", hint)
+def check_terms(wire: Mapping[str, Any], config: Config) -> None:
+    """Refuse a run that differs from what the site agreed to in any setting, and code that says more than it did."""
+    check_method(wire, config.methods[0])
+    if wire["said"] != said():
+        raise Refused("this version says other things beside its tensors than wire.json lists", NEW)
+    asked, agreed = pinned(config), wire["terms"]
+    for name in sorted(asked.keys() | agreed.keys(), key=lambda name: (not name.endswith(".is"), name)):
+        if (found := asked.get(name)) != (was := agreed.get(name)):
+            raise Refused(f"the server wants {name} = {found}, this site agreed to {was}", NEW)
 
 
 def _fault(up: Mapping[str, Tensor], message: Sequence[Mapping[str, Any]]) -> str | None:

@@ -6,6 +6,7 @@ what came as an ``Incoming``.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
 import torch
 
 from fedapa.core.tree import Tree
+from fedapa.errors import FedapaError, InputError
 
 T = TypeVar("T")
 LONGEST_TEXT, LONGEST_LIST = 1_000_000, 100_000
@@ -31,6 +33,14 @@ FailureKind = Literal["away", "too large", "unreadable", "failed"]
 
 class Unsound(ValueError):
     """A message that does not hold what it should; says why."""
+
+
+class Told(FedapaError):
+    """A fault whose words may leave the site: nothing of its rows, columns or folders is in them."""
+
+
+class Refused(Told, InputError):
+    """A site will not do this, or not send this."""
 
 
 class Failure(NamedTuple):
@@ -141,8 +151,13 @@ class Description:
 
 
 def plain(text: object, most: int = 200) -> str:
-    """Words from outside as one short line that no log or terminal takes for anything else."""
+    """Untrusted text as one short printable line, for logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
+def digest_of(text: str) -> str:
+    """Names a config in logs, at the coordinator and at every site alike."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(message: Any) -> dict[str, Any]:

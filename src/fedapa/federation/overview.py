@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.errors import InputError
+from fedapa.federation import audit_log
 from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.messages import plain
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint, run_db, run_folder
@@ -40,7 +42,9 @@ def overview(coordinator: Coordinator, runs: Path | None, online: Mapping[int, s
         }
         for site in coordinator.sites()
     ]
-    return {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+    alarms = [row for row in audit_log.read(coordinator.folder) if row.get("event") == "alarm"][-SHOWN:]
+    told = {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+    return {**told, "alarms": [{key: plain(row.get(key, "")) for key in ("at", "site", "text")} for row in alarms]}
 
 
 def _moved(path: Path) -> Counter[str]:

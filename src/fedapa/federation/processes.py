@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from fedapa.errors import InputError, RunError
+from fedapa.store.atomic_io import make_folder
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONSAFEPATH": "1",  # for the children's children, too: no module is taken from the working folder
 }
+LARGEST_LOG = 10 * 2**20  # bytes; the log before it is kept as well
 SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
 
 
@@ -39,7 +45,7 @@ class Child:
     starts: int = 0
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
@@ -49,7 +55,8 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_prepared,
+                umask=0o077,
             )
         self.starts += 1
 
@@ -72,7 +79,7 @@ class Child:
             self.process.wait()
 
 
-def _die_with_parent() -> None:
+def _prepared() -> None:
     """A killed supervisor leaves nobody behind (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -84,10 +91,12 @@ class Supervisor:
 
     children: list[Child]
     pid: Path
+    prepare: Callable[[], None] = lambda: None  # what must not happen while another one runs
     stopping: bool = field(default=False)
 
     def run(self) -> None:
-        claim(self.pid)
+        lock = claim(self.pid)
+        self.prepare()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
@@ -96,20 +105,37 @@ class Supervisor:
             while not self.stopping:
                 for child in self.children:
                     child.look()
+                for log in {path for child in self.children for path in child.log.parent.glob("*.log")}:
+                    rotate(log)
                 time.sleep(0.3)
         finally:
             for child in reversed(self.children):
                 child.stop()
             self.pid.unlink(missing_ok=True)
+            lock.close()
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
 
-def claim(path: Path) -> None:
-    if (other := running(path)) is not None:
-        raise InputError(f"it runs already, as process {other}", "stop that one first")
+def claim(path: Path) -> IO[str]:
+    """Be the only one behind a pid file, as long as the answer is open: of two that start at once, one is refused."""
+    lock = open(path.with_suffix(".lock"), "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise InputError(f"it runs already, as process {running(path) or '?'}", "stop that one first") from None
     path.write_text(f"{os.getpid()} {_started(os.getpid())}")
+    return lock
+
+
+def rotate(log: Path) -> None:
+    """Keep the last of a log that has grown large. Whoever writes it appends, so it can be emptied under its hands."""
+    with suppress(OSError):
+        if log.stat().st_size > LARGEST_LOG:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
 
 
 def running(path: Path) -> int | None:
@@ -142,13 +168,13 @@ def stop(path: Path, seconds: float = 30.0) -> bool:
 
 
 def python(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", module, *words]
+    return [sys.executable, "-P", "-m", module, *words]
 
 
 def flower(function: str, *words: str) -> list[str]:
     """One of Flower's own programs, of this very installation."""
     module, _, name = function.partition(":")
-    return [sys.executable, "-c", f"from {module} import {name}; {name}()", *words]
+    return [sys.executable, "-P", "-c", f"from {module} import {name}; {name}()", *words]
 
 
 def options(**values: object) -> list[str]:

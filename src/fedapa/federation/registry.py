@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import secrets
 import shutil
@@ -16,8 +17,9 @@ from pathlib import Path
 import tomli_w
 
 from fedapa.errors import InputError
-from fedapa.federation import keys
+from fedapa.federation import audit_log, keys
 from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
+from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
@@ -51,7 +53,7 @@ class Coordinator:
         except OSError as error:
             hint = "`fedapa coordinator init` makes one; --dir names another"
             raise InputError(f"{folder} is no coordinator: {path.name}: {error.strerror}", hint) from None
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError) as error:
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}", "restore it from a copy") from None
 
     @property
@@ -82,7 +84,15 @@ class Coordinator:
     def sites(self) -> list[Enrolled]:
         """Everybody who was ever enrolled."""
         path = self.folder / SITES
-        return [Enrolled(**row) for row in json.loads(path.read_text())] if path.is_file() else []
+        if not path.is_file():
+            return []
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return [read(Enrolled, row) for row in found]
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{path} is damaged: {error}", "restore it from a copy: it says who may take part"
+            ) from None
 
     def members(self) -> list[Enrolled]:
         return [site for site in self.sites() if not site.removed]
@@ -106,6 +116,7 @@ class Coordinator:
             write_kit(kit, Kit(name, self.fleet_address, number))
             made = Enrolled(name, key, number, added=_now())
             sites.append(made)
+        audit_log.append(self.folder, "site added", site=name, key=hashlib.sha256(key.encode()).hexdigest())
         return made
 
     @property
@@ -117,6 +128,7 @@ class Coordinator:
             for k, site in enumerate(sites):
                 if site.name == name and not site.removed:
                     sites[k] = replace(site, removed=_now())
+                    audit_log.append(self.folder, "site removed", site=name)
                     return site
         raise InputError(f"no site is called {name!r}", "`fedapa coordinator status` lists them")
 
@@ -156,6 +168,7 @@ def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, 
     keys.make_server(folder / "tls" / "server.crt", folder / "tls" / "server.key", own, ca_key, hosts)
     keys.write_secret(folder / SECRET, secrets.token_bytes(32))
     write_atomically(folder / SETTINGS, tomli_w.dumps(asdict(settings)).encode())
+    audit_log.append(folder, "coordinator made", host=settings.host)
     return Coordinator(folder)
 
 

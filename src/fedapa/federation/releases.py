@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from fedapa.core.tree import Tree, digest
-from fedapa.errors import RunError
-from fedapa.federation.messages import TrainReply, TrainRequest
+from fedapa.federation.messages import Told, TrainReply, TrainRequest
 from fedapa.federation.site_store import UPLOAD
 from fedapa.store.atomic_io import write_json
 from fedapa.store.checkpoint import read_tree, write_tree
@@ -57,7 +56,7 @@ class Releases:
 
     def _check_room(self, counted: list[str]) -> None:
         if len(counted) >= self.most:
-            raise RunError(
+            raise Told(
                 f"this site has sent {len(counted)} noised uploads in this run, as many as epsilon was promised for",
                 "start a new run; it spends a new epsilon",
             )
@@ -71,9 +70,10 @@ class Releases:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             config, requests = found["config"], [str(name) for name in found["requests"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} cannot be read: {error}", "this site sends no more uploads in this run") from error
+            said = "the count of this site's uploads cannot be read"
+            raise Told(said, "it sends no more uploads in this run") from error
         if config != self._config:
-            raise RunError("the run's config changed after this site's first noised upload", "start a new run")
+            raise Told("the run's config changed after this site's first noised upload", "start a new run")
         return requests
 
     def _count(self, requests: list[str]) -> None:

@@ -39,7 +39,7 @@ class SessionLost(Exception):
 
 class Node(NamedTuple):
     online: bool
-    since: float  # seconds since the epoch when it last came online
+    since: float  # when it last came online, by the engine's clock: another value means another start
 
 
 class Session(Protocol):
@@ -74,6 +74,7 @@ class Waiting:
     request: Request
     message: str = ""  # empty: still to be sent
     sent: float = 0.0
+    since: float = 0.0  # the start of the node that it was sent to
     tries: int = 0
     offline: float | None = None  # since when its site is away
     problems: list[str] = field(default_factory=list)
@@ -90,7 +91,7 @@ class RemoteTransport:
         policy: SitePolicy | None = None,
         tests: Sequence[tuple[int, int]] | None = None,
         scores: Sequence[Score] = (ACCURACY,),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.session, self.terms, self.places = session, terms, places
@@ -193,11 +194,11 @@ class RemoteTransport:
                 entry.offline = entry.offline or self._clock()
                 continue
             entry.offline = None
-            if entry.message and node.since > entry.sent:
+            if entry.message and node.since != entry.since:
                 entry.message = ""  # its node was started again: whatever it had received is gone
             if not entry.message:
                 message = self._message(entry.request, place)
-                entry.message, entry.sent = self.session.push(message), self._clock()
+                entry.message, entry.sent, entry.since = self.session.push(message), self._clock(), node.since
 
     def _message(self, request: Request, place: int) -> Outgoing:
         standing, i = self.standings[request.client], request.client

@@ -23,7 +23,7 @@ from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
-from fedapa.store.run_folder import CONFIG
+from fedapa.store.run_folder import CONFIG, lock
 
 
 def play_over(
@@ -34,11 +34,12 @@ def play_over(
     progress: Progress | None = None,
 ) -> Result:
     """Run, or continue, what a run folder's config says; ``members`` says who belongs to the federation now."""
-    agreement = read_agreement(folder)
-    if agreement is None:
-        text = (folder / CONFIG).read_text(encoding="utf-8")
-        agreement = make_agreement(session, members(), config, text)
-        enrolment.write_agreement(folder, agreement)
+    with lock(folder):  # of two that begin at once, one agrees with the sites
+        agreement = read_agreement(folder)
+        if agreement is None:
+            text = (folder / CONFIG).read_text(encoding="utf-8")
+            agreement = make_agreement(session, members(), config, text)
+            enrolment.write_agreement(folder, agreement)
     gate = Enrolment(session, members, folder, agreement, config.federation.late_sites)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
@@ -46,7 +47,7 @@ def play_over(
     wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
-    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, labels))
+    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
         session, terms, lambda: places(members(), transport.terms.names), wanted, tests, task.objective.scores

@@ -1,14 +1,17 @@
 """One site at work: its name, its data, its states. Everything that a request makes it do happens here.
 
-A site runs the code that is installed at it and no other. What a request may choose is a method, its numbers, and one
-of the models that are built in or that the site itself allowed.
+A site runs the code that is installed at it and no other. What a request may choose is a method, its numbers within the
+site's limits, and one of the models that are built in or that the site itself allowed. It names no files here.
+Where the site has a wire.json, the request must ask for exactly what that says. What goes wrong is told to the
+coordinator in words that hold nothing of rows, columns and folders; ``Site.reason`` has it in full, for the site's log.
 """
 
 from __future__ import annotations
 
 import secrets
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +20,19 @@ from typing import Any, NamedTuple
 import torch
 
 from fedapa.config.experiment import load_data, method_from, objective_of, plan_from, task_from
-from fedapa.config.load import check, load
+from fedapa.config.load import check, load, training_of
 from fedapa.config.sections import Config
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import ClientData, Federated, target_sums
 from fedapa.errors import FedapaError, InputError, RunError
-from fedapa.federation import manifest
-from fedapa.federation.kit import Kit, read_kit
-from fedapa.federation.messages import Description, Terms, TrainReply, TrainRequest
+from fedapa.federation import audit_log, manifest
+from fedapa.federation.kit import read_kit
+from fedapa.federation.messages import Description, Refused, Terms, Told, TrainReply, TrainRequest, digest_of, plain
 from fedapa.federation.releases import Releases
+from fedapa.federation.site_settings import Limited, SiteLimits, read_settings
 from fedapa.federation.site_store import Store
 from fedapa.methods.method import Method
-from fedapa.methods.wrappers import account_of, noise_of
+from fedapa.methods.wrappers import noise_of
 from fedapa.plugins import is_own
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, reseed, visit
@@ -74,6 +78,8 @@ def read_config(text: str) -> Config:
         config = check(tomllib.loads(text), text, "the run's config")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the run's config is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError("the run's config is nested too deeply") from None
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError("the run's config names several runs")
     if config.attack is not None:
@@ -82,8 +88,26 @@ def read_config(text: str) -> Config:
 
 
 def shared_data(number: int) -> Share:
-    """Share ``number`` of the data that the run's own config names."""
-    return lambda config: _only(load_data(config, config.seeds[0]), number)
+    """Share ``number`` of a built-in data set that the run's own config names: for trials."""
+
+    def share(config: Config) -> Federated:
+        if (named := _named_file(config)) is not None:
+            raise Refused(f"the run's config names files at this site: {named}", "fedapa site join KIT --data FILE")
+        return _only(load_data(config, config.seeds[0]), number)
+
+    return share
+
+
+def _named_file(config: Config) -> str | None:
+    """The first key of a config that names a file or folder. Only the site says which of its files are read."""
+    sites, data = config.sites, config.data
+    named = {
+        "sites.files": sites is not None and bool(sites.files),
+        "sites.schema_file": sites is not None and sites.schema_file is not None,
+        "data.data_dir": data.data_dir is not None,
+        "data.partition": data.partition.endswith(".npz"),
+    }
+    return next((key for key, is_named in named.items() if is_named), None)
 
 
 def own_data(path: Path, number: int) -> Share:
@@ -98,7 +122,7 @@ def own_data(path: Path, number: int) -> Share:
 
 def _only(data: Federated, number: int) -> Federated:
     if not 0 <= number < len(data.clients):
-        raise InputError(f"there is no share {number} among {len(data.clients)}", "join with another --share")
+        raise Refused(f"there is no share {number} among {len(data.clients)}", "join with another --share")
     return replace(data, clients=(data.clients[number],))
 
 
@@ -109,32 +133,36 @@ class Site:
     share: Share
     models: frozenset[str] = frozenset()  # beyond the built-in ones: package.module:function
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
+    limits: SiteLimits = SiteLimits()
+    reason: str = ""  # the last fault in full: it stays here
+    note: Callable[..., object] = lambda event, **facts: None  # into the site's audit log
     _agreed: dict[str, tuple[Terms, Agreed, ClientData]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Site:
-        kit: Kit = read_kit(folder)
-        share = own_data(Path(kit.data), kit.share) if kit.data else shared_data(kit.share)
-        listed = (Path(kit.data).parent if kit.data else folder) / WIRE
+        kit, own = read_kit(folder), read_settings(folder)
+        number = kit.share if own.share is None else own.share
+        share = own_data(Path(own.data), number) if own.data else shared_data(number)
+        note = partial(audit_log.append, folder)
+        listed = (Path(own.data).parent if own.data else folder) / WIRE
         allowed = manifest.read(listed) if listed.is_file() else None
-        return cls(kit.name, Store(folder / "states"), share, frozenset(kit.models), allowed)
+        return cls(kit.name, Store(folder / "states"), share, frozenset(own.models), allowed, own.limits, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
         blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], [], "", False)
+        self.reason = ""
         try:
             self._check_name(site or self.name)  # asked who it is
-            config = self._checked(read_config(text))
-            if self.wire is not None:
-                manifest.check_method(self.wire, config.methods[0])
-                method = method_from(config, config.methods[0])
-                manifest.check_noise(self.wire, account_of(method, config.run.rounds, simulated=False))
-            data, model = self.share(config), config.model
-            outputs = objective_of(config, data.classes).outputs(data.classes)
-            split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
+            config = self._checked(text)
+            data, model = self._data(config), config.model
+            with _in_words():
+                outputs = objective_of(config, data.classes).outputs(data.classes)
+                split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
             fingerprint = self.store.keyed(data.fingerprint)
+            self.note("described", terms=digest_of(text), train=len(data.clients[0].train.y))
         except FedapaError as error:
-            return replace(blank, fault=f"{error.message}. {error.hint}".strip())
+            return replace(blank, fault=self._fault(error))
         mine = data.clients[0]
         labels = torch.bincount(mine.train.y).nonzero().flatten().tolist() if data.classes else []
         target = [] if data.classes else list(target_sums(mine.train.y))
@@ -159,10 +187,15 @@ class Site:
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
         """Do what is asked. The new state is on the disk before the upload is on its way."""
         blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
+        self.reason = ""
         try:
-            return self._visit(terms, ask, down, blank)
+            answer, up = self._visit(terms, ask, down, blank)
+            if up is not None:  # noted before it leaves
+                size = count_bytes(up)
+                self.note("sent", run=terms.run, round=ask.round + 1, digest=digest(up), tensors=[*up], bytes=size)
+            return answer, up
         except FedapaError as error:
-            return replace(blank, fault=error.message), None
+            return replace(blank, fault=self._fault(error)), None
 
     def _visit(self, terms: Terms, ask: TrainRequest, down: Tree, blank: TrainReply) -> tuple[TrainReply, Tree | None]:
         torch.set_num_threads(1)  # as in a simulation, whose bits these are
@@ -171,8 +204,6 @@ class Site:
         train = partial(self._train, terms, ask, down, blank, agreed, data)
         if not ask.train or noise_of(agreed.method) is None:
             return train()
-        if self.wire is not None:
-            manifest.check_noise(self.wire, account_of(agreed.method, agreed.plan.rounds, simulated=False))
         releases = Releases(self.store.place(terms.run), terms.config, agreed.plan.rounds)
         return releases.answer(ask, down, train)
 
@@ -183,7 +214,8 @@ class Site:
         record = self._record(method, task, plan.seed, terms.run, ask)
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
         reseed(task, plan.seed, request)
-        new, reply = visit(method, task, data, record, request, plan.seed, entropy=Entropy())
+        with _in_words(RunError):  # of training and scoring
+            new, reply = visit(method, task, data, record, request, plan.seed, Limited(self.limits), Entropy())
         if self.wire is not None and reply.up is not None:
             manifest.check(self.wire, read_config(terms.config).methods[0], reply.up)
         new = _salted(new) if noise_of(method) is not None else new
@@ -208,25 +240,54 @@ class Site:
 
     def _agree(self, terms: Terms, client: int) -> tuple[Agreed, ClientData]:
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
-            config = self._checked(read_config(terms.config))
-            data = self.share(config)
+            data = self._data(self._checked(terms.config))
             if terms.names[client] != self.name or terms.sizes[client] != len(data.clients[0].train.y):
-                raise RunError("the run knows this site by another number or size; its data changed since it began")
+                raise Told("the run knows this site by another number or size; its data changed since it began")
             mine = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
             if mine != (terms.classes, terms.shape, terms.mean, terms.std):
-                raise RunError("the run expects samples of another format than this site has")
-            self._agreed = {terms.run: (terms, agree(terms), data.clients[0])}
+                raise Told("the run expects samples of another format than this site has")
+            with _in_words():
+                found = agree(terms)
+            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
+            self._agreed = {terms.run: (terms, found, data.clients[0])}
         _, agreed, mine_ = self._agreed[terms.run]
         return agreed, mine_
 
     def _check_name(self, site: str) -> None:
         if site != self.name:
-            raise RunError(f"this is {self.name}, not {site[:80]}")
+            raise Told(f"this is {self.name}, not {site[:80]}")
 
-    def _checked(self, config: Config) -> Config:
-        """A model or an objective by name is code: only what the site has allowed is imported."""
+    def _checked(self, text: str) -> Config:
+        """The run's config, once it asks for nothing that the site did not agree to. A model or an objective by name is
+        code: only what the site has allowed is imported."""
+        with _in_words():
+            config = read_config(text)
         for what, name in (("model", config.model.name), ("objective", config.objective.name)):
             if is_own(name) and name not in self.models:
-                hint = "the site can allow it in its kit.toml"
-                raise RunError(f"the {what} {name[:80]} is not allowed at {self.name}", hint)
+                hint = "the site can allow it: fedapa site join KIT --allow-model"
+                raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)
+        if self.wire is not None:
+            manifest.check_terms(self.wire, config)
         return config
+
+    def _data(self, config: Config) -> Federated:
+        data = self.share(config)
+        training = training_of(config, config.methods[0])
+        self.limits.check(training, len(data.clients[0].train.y))
+        return data
+
+    def _fault(self, error: FedapaError) -> str:
+        """What the coordinator reads."""
+        self.reason = f"{error.message}. {error.hint}".strip()
+        with suppress(FedapaError):  # on a full disk the first reason is the one to tell
+            self.note("refused" if isinstance(error, Refused) else "failed", reason=plain(self.reason, 1000))
+        return self.reason if isinstance(error, Told) else f"{type(error).__name__} at this site; its log says more"
+
+
+@contextmanager
+def _in_words(kind: type[FedapaError] = InputError) -> Iterator[None]:
+    """Inside, errors of this kind are told as they are: they speak of the run's config and model, not of data."""
+    try:
+        yield
+    except kind as error:
+        raise Told(error.message, error.hint) from error

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from fedapa.core.tree import digest
-from fedapa.errors import RunError
+from fedapa.errors import FedapaError
+from fedapa.federation.messages import Told
 from fedapa.rounds.transport import Record
 from fedapa.store.atomic_io import make_folder
 from fedapa.store.checkpoint import from_record, read_tree, sweep, to_record, write_atomically, write_tree
@@ -35,20 +37,22 @@ class Store:
         found = digest(tree)
         place = self.place(run)
         try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot write {place}: {error.strerror}", "is the disk full or read-only?") from error
-        write_tree(_path(place, rounds, found), tree)
+            write_tree(_path(make_folder(place), rounds, found), tree)
+        except FedapaError as error:
+            raise Told(f"cannot write its state: {reason_of(error)}", "is the disk full or read-only?") from error
         return found
 
     def load(self, run: str, rounds: int, wanted: str) -> Record:
         """Exactly that state; an error where it is missing or damaged."""
         path = _path(self.place(run), rounds, wanted)
         if not path.is_file():
-            raise RunError(f"the state after round {rounds} ({wanted[:16]}) is not on this disk")
-        tree = read_tree(path)
+            raise Told(f"the state after round {rounds} ({wanted[:16]}) is not on this disk")
+        try:
+            tree = read_tree(path)
+        except FedapaError as error:
+            raise Told(error.message.replace(str(path), path.name)) from error
         if digest(tree) != wanted:
-            raise RunError(f"{path.name} is not the state that was accepted")
+            raise Told(f"{path.name} is not the state that was accepted")
         return to_record(tree)
 
     def prune(self, run: str, keep_from: int) -> None:
@@ -65,6 +69,15 @@ class Store:
         """Rounds of which there is a state."""
         return sorted(rounds for _, rounds in _numbered(self.place(run), NAME))
 
+    def old_runs(self, days: float) -> list[Path]:
+        """Folders of runs that rested for so many days; never the newest, whose models may be in use."""
+        ages = {path: max((file.stat().st_mtime for file in path.iterdir()), default=0.0) for path in self._runs()}
+        newest = max(ages, key=lambda path: ages[path], default=None)
+        return sorted(path for path, at in ages.items() if path != newest and time.time() - at > days * 86_400)
+
+    def _runs(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
+
     def keyed(self, text: str) -> str:
         """A hash that tells two texts apart, and by which nobody without this site's secret can check a guess."""
         return hmac.new(self._secret(), text.encode(), "sha256").hexdigest()[:16]
@@ -79,8 +92,14 @@ class Store:
     def place(self, run: str) -> Path:
         """Where all of one run is kept."""
         if not RUN.fullmatch(run):  # it becomes a folder's name
-            raise RunError(f"{run[:40]!r} does not name a run")
+            raise Told(f"{run[:40]!r} does not name a run")
         return self.folder / run
+
+
+def reason_of(error: FedapaError) -> str:
+    """Why the system did not write, without saying where."""
+    cause = error.__cause__
+    return str(cause.strerror) if isinstance(cause, OSError) else "it failed"
 
 
 def _numbered(place: Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:

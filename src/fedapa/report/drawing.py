@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.inspect import save_figure
-from fedapa.store.checkpoint import write_atomically
+from fedapa.store.atomic_io import PUBLIC, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +111,7 @@ def write(figure: Figure, svg: str, stem: Path) -> list[Path]:
     import matplotlib
 
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("svg", "pdf")]
-    write_atomically(paths[0], svg.encode())
+    write_atomically(paths[0], svg.encode(), PUBLIC)
     with matplotlib.rc_context(RC):
         save_figure(figure, paths[1])
     return paths

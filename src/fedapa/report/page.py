@@ -20,7 +20,7 @@ from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
-from fedapa.store.checkpoint import write_atomically
+from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.run_folder import make_folder
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def write(
     if figure_folder is not None:
         make_folder(figure_folder)
     text = render(found, folder.absolute().name, figure_folder, files, step)
-    write_atomically(out, text.encode())
+    write_atomically(out, text.encode(), PUBLIC)
     return [out, *files]
 
 

@@ -22,7 +22,7 @@ from fedapa.rounds.membership import Gate, Newcomer
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import Room, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
-from fedapa.rounds.upload_limits import Limits
+from fedapa.rounds.upload_limits import Limits, change_between
 from fedapa.streams import stream
 from fedapa.training.local import Local
 from fedapa.training.task import Task
@@ -345,6 +345,7 @@ def _learn(
 ) -> Tree:
     """Let the server absorb the sound uploads of ``ids``; the others are logged and leave no trace."""
     sound = [i for i in ids if _is_sound(task, i, replies.get(i), sent, like, log)]
+    sound = _without_extremes(task, sound, sent, replies, like, log)
     transport.commit(sound)
     log.trained = [i for i in log.trained if i in set(sound) or i not in set(ids)]
     log.down_bytes |= {i: sent.bytes[i] for i in ids if i in sent.bytes}
@@ -373,6 +374,18 @@ def _is_sound(task: Task, i: int, reply: Reply | None, sent: Sent, like: Expecte
         log.events.append(Event(log.round, i, "refused", f"{task.name(i)} refused: {fault}"))
         return False
     return True
+
+
+def _without_extremes(
+    task: Task, sound: list[int], sent: Sent, replies: dict[int, Reply], like: Expected, log: RoundLog
+) -> list[int]:
+    """Those whose updates are not far larger than the others' of the round."""
+    if like.limits is None:
+        return sound
+    changes = {i: change_between(replies[i].up or {}, sent.to(i)) for i in sound}
+    extremes = like.limits.find_extremes(changes)
+    log.events += [Event(log.round, i, "refused", f"{task.name(i)} refused: {why}") for i, why in extremes.items()]
+    return [i for i in sound if i not in extremes]
 
 
 def _find_fault(task: Task, i: int, up: Tree, sent: Sent, like: Expected) -> str | None:

@@ -35,6 +35,9 @@ class SitePolicy:
     max_growth: Annotated[
         StrictFloat, Field(gt=0, description="most that a tensor's norm may be, in norms of what was sent")
     ] = 100.0
+    max_ratio: Annotated[
+        StrictFloat, Field(gt=1, description="most that an update's norm may be, in medians of its round")
+    ] = 10.0
     max_upload_mb: Annotated[StrictFloat, Field(gt=0, description="largest upload")] = 1024.0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,15 +14,20 @@ from fedapa.core.tree import Tree
 from fedapa.methods.method import COUNTS, Role, Roles
 from fedapa.training.task import Task
 
+FEWEST = 3  # updates that have a middle
+
 
 @dataclass(frozen=True)
 class Limits:
     """Bounds that honest training stays within, and what every client declared about its data.
 
-    ``growth`` bounds the norm of every tensor: at most so many times the norm of what was sent, plus one.
+    ``growth`` bounds the norm of every tensor: at most so many times the norm of what was sent, plus one. ``ratio``
+    bounds what a client changed: at most so many times the median of its round. One large update that stays within
+    ``growth`` can ruin the model of all, and then it is the honest clients whose training diverges.
     """
 
     growth: float = 100.0
+    ratio: float = math.inf
     classes: Sequence[frozenset[int]] = ()  # the classes that every client declared; empty: all of them
 
     def with_client(self, classes: frozenset[int]) -> Limits:
@@ -36,6 +42,17 @@ class Limits:
             or _miscounted(up, samples, roles)
             or self._undeclared(i, up, roles)
         )
+
+    def find_extremes(self, changes: Mapping[int, float | None]) -> dict[int, str]:
+        """Why uploads of a round are too far from what was sent, by client. ``changes`` are the norms of the updates,
+        None where a method's upload has no counterpart. Of fewer than three, nobody can say which is the odd one."""
+        known = {i: change for i, change in changes.items() if change is not None}
+        if len(known) < FEWEST or not math.isfinite(self.ratio):
+            return {}
+        middle = statistics.median(known.values())
+        said = "its update has norm {:.3g}, more than {:g} times {:.3g}, the median of the round"
+        far = {i: change for i, change in known.items() if change > self.ratio * middle > 0.0}
+        return {i: said.format(change, self.ratio, middle) for i, change in far.items()}
 
     def _too_large(self, up: Tree, down: Tree, samples: int, roles: Roles) -> str | None:
         bound = self.growth * (1.0 + norm(down))
@@ -53,6 +70,13 @@ class Limits:
         counts = [leaf for name, leaf in up.items() if roles.get(name) is Role.CLASS_COUNTS]
         outside = {c for leaf in counts for c in leaf.nonzero().flatten().tolist()} - self.classes[i]
         return f"it counts samples of class {min(outside)}, which it did not declare" if outside else None
+
+
+def change_between(up: Tree, down: Tree) -> float | None:
+    """The norm of an update: of all tensors that answer one that was sent."""
+    pairs = {name: (leaf, down[name]) for name, leaf in up.items() if name in down and down[name].shape == leaf.shape}
+    floats = {name: leaf - was for name, (leaf, was) in pairs.items() if leaf.is_floating_point()}
+    return norm(floats) if floats else None
 
 
 def _miscounted(up: Tree, samples: int, roles: Roles) -> str | None:

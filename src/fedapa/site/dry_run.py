@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import predictions
 from fedapa.analysis.statistics import Interval
-from fedapa.config.experiment import load_own, method_from, task_from
+from fedapa.config.experiment import load_own, method_from, single, task_from
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
@@ -61,7 +61,8 @@ def dry_run(
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
-    agreed = manifest.agreement(client.name, method, exchanges, once, account)
+    terms = manifest.pinned(single(config, method, seed))
+    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms)
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
     measures = measures_of(task.objective)
     scores = {measure.name: measure.own(y, p) for measure in measures}

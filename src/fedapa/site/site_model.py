@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from fedapa.analysis.personalized_model import predictions
 from fedapa.core.tree import Tree, digest
 from fedapa.data import schema as schemas
+from fedapa.data.arrays_file import read_npz
 from fedapa.data.schema import Schema
 from fedapa.data.site_description import Sites
 from fedapa.data.site_images import KINDS, paths_beside, read_images
@@ -30,7 +31,7 @@ from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
-from fedapa.store.checkpoint import write_atomically, write_json
+from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 from fedapa.training.model import build_model
 from fedapa.training.objective import make_objective
 from fedapa.training.task import Task
@@ -65,11 +66,9 @@ class SiteModel:
             table = self._table(path)
             return schemas.transform(self.schema, table), _lines(table), schemas.strangers(self.schema, table)
         if path.suffix.lower() == ".npz":
-            try:
-                with np.load(path, allow_pickle=False) as file:
-                    x = file["x"]
-            except (OSError, ValueError, KeyError) as error:
-                raise InputError(f"{path}: no array x can be read ({error})", "numpy.savez(file, x=...)") from None
+            x = read_npz(path, "numpy.savez(file, x=...)").get("x")
+            if x is None or x.ndim < 1:
+                raise InputError(f"{path}: it holds no array x", "numpy.savez(file, x=...)")
             return x, [str(k) for k in range(len(x))], []
         files = self._files(path)
         size = self.reading.get("image_size")
@@ -113,10 +112,7 @@ def write_model(
     facts: Mapping[str, Any],
 ) -> Path:
     """All four files; what is there already is replaced."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from None
+    make_folder(folder)
     kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
     save_file(kept, folder / TENSORS)
     about = {
@@ -174,7 +170,7 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"{path} does not exist", "name a folder site-model/, as `fedapa silo run` makes it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error})", "take the folder as it was written") from None
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there; needs no torch."""
+"""Atomic file writes; needs no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from pathlib import Path
 from fedapa.errors import InputError, RunError
 
 Piece = bytes | memoryview
+PUBLIC = 0o666  # for what is made to be shown
 
 
 def make_folder(folder: Path) -> Path:
+    """The folder and its parents, there even after a power cut: a new entry is safe once its parent was synced. What is
+    new is for its owner alone: models and scores tell about the rows that they come from."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
+        for path in reversed(new):
+            path.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(path.parent)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot create {folder}: {error.strerror}", "choose another folder") from error
     return folder
@@ -26,11 +33,12 @@ def sweep(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes | Iterable[Piece]) -> None:
-    """All of it or nothing: a reader never sees a half-written file, not even after a power cut."""
+def write_atomically(path: Path, content: bytes | Iterable[Piece], mode: int = 0o600) -> None:
+    """All of it or nothing: a reader never sees a half-written file, not even after a power cut. It is for its owner
+    alone unless ``mode`` lets others read, as far as the umask does."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(aside, "wb") as file:
+        with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -18,7 +18,7 @@ from fedapa.errors import RunError
 from fedapa.rounds.loop import State
 from fedapa.rounds.tensor_storage import Room
 from fedapa.rounds.transport import Record
-from fedapa.store.atomic_io import Piece
+from fedapa.store.atomic_io import Piece, make_folder
 from fedapa.store.atomic_io import sweep as sweep
 from fedapa.store.atomic_io import write_atomically as write_atomically
 from fedapa.store.atomic_io import write_json as write_json
@@ -46,7 +46,7 @@ class Checkpoint(NamedTuple):
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write atomically, then drop what is older than the last few."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     write_tree(path, _flatten(checkpoint))
     for old in _all(folder)[:-KEEP]:

@@ -2,14 +2,13 @@
 
 import io
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.data.arrays_file import read_npz
 from fedapa.data.partitions.partition import Partition, fingerprint, lengths
 from fedapa.data.partitions.partition_math import Index
 from fedapa.errors import InputError
@@ -46,20 +45,17 @@ def load(path: Path) -> Partition:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        path.stat()
+        arrays = read_npz(path, "")
         header = json.loads(arrays["header"].tobytes())
         recognised = header["format"] == FORMAT
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such partition file", hint="make one with 'fedapa data split'") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_ZIP_ERRORS) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _not_a_partition(path, str(error).splitlines()[0] if str(error) else "it is empty") from error
     if not recognised:
         raise _not_a_partition(path, f"its format is {header['format']!r}, not {FORMAT!r}")
     return header, arrays
-
-
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 def _not_a_partition(path: Path, reason: str) -> InputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -72,8 +73,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would leave it to the umask
             self._db = sqlite3.connect(path)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot open {path}: {error}", "is the folder read-only?") from error
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -109,6 +111,10 @@ class Ledger:
 
     def meta(self) -> dict[str, str]:
         return meta(self._db)
+
+    def rounds_before(self, round: int) -> int:
+        """How many of the first so many rounds are here."""
+        return int(self._db.execute("SELECT count(*) FROM round WHERE round < ?", (round,)).fetchone()[0])
 
     def logs(self) -> list[RoundLog]:
         return logs(self._db)

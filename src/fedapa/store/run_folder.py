@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedapa.core.scores import ACCURACY, Score
@@ -168,6 +169,7 @@ class RunFolder:
             if len(found.records) != len(clients):
                 counts = f"the checkpoint has {len(found.records)} clients, the data {len(clients)}"
                 raise RunError(f"{self.folder}: {counts}", "was the config changed? run again in a new folder")
+            self._check_ledger(found.state.round)
             transport.restore(found.records)
             state = found.state
         self.ledger.forget_from(state.round)
@@ -225,6 +227,16 @@ class RunFolder:
                     f"{self.folder} holds another run: its {key} is {was}, not {meta[key]}",
                     "choose another folder, or go on with what that run was started with",
                 )
+
+    def _check_ledger(self, done: int) -> None:
+        """Numbers are written before the checkpoint, so run.db has every round that a checkpoint has. One that lacks
+        some lost its file or its log; going on would end in a finished run with holes."""
+        if (kept := self.ledger.rounds_before(done)) != done:
+            raise RunError(
+                f"{self.folder}: the checkpoint is after round {done}, but run.db holds {kept} of these rounds",
+                "restore run.db, and run.db-wal if there was one, from a copy; or start again: rm -r"
+                f" {quote(str(self.folder / 'checkpoints'))} {quote(str(self.folder / 'run.db'))}*",
+            )
 
     def _save(self, point: Checkpoint) -> None:
         """Beside the next round's training; states are never changed in place, unless the server's is too large."""

@@ -14,8 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedapa.errors import FedapaError
+from fedapa.errors import FedapaError, RunError
 
+TRIES = 5
 ENDS = ("finished", "failed", "elsewhere")
 
 
@@ -66,7 +67,13 @@ def _hear(worker: Worker, todo: list[Path], tell: Callable[[News], None]) -> Non
 
 def _next(worker: Worker, todo: list[Path]) -> None:
     worker.at = todo.pop() if todo else None
-    worker.talk.send(worker.at)
+    for _ in range(TRIES):
+        try:
+            worker.talk.send(worker.at)
+            return
+        except OSError:  # it died between two runs, and took none with it
+            _replace(worker)
+    raise RunError(f"{TRIES} processes ended before they began a run", "is there memory for them? use fewer --jobs")
 
 
 def _death(code: int | None) -> str:
@@ -136,6 +143,7 @@ def _staff(count: int) -> Iterator[list[Worker]]:
 
 
 def _hire() -> Worker:
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # no module is taken from the working folder
     context: Any = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     watched, alive = context.Pipe(duplex=False)

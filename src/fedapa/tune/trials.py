@@ -106,7 +106,7 @@ def stored(out: Path) -> tuple[Plan, list[Trial]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return Plan(**found["plan"]), [Trial(**one) for one in found["settings"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}", "restore it, or tune again in a new folder") from None
 
 

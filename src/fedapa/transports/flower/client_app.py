@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedapa.federation import messages
 from fedapa.federation.kit import KIT
-from fedapa.federation.messages import Question, Terms, TrainRequest
+from fedapa.federation.messages import Question, Terms, TrainRequest, plain
 from fedapa.federation.site_agent import Site
 from fedapa.federation.site_status import complain, note
 from fedapa.transports.flower.serialization import pack, unpack
@@ -36,18 +36,24 @@ def train(message: Message, context: Context) -> Message:
     """A visit, with or without training."""
     folder, content = folder_of(context), message.content
     terms, ask = messages.read(Terms, content.get("terms")), messages.read(TrainRequest, content.get("ask"))
-    answer, up = open_site(folder).visit(terms, ask, unpack(content.get("down")))
-    facts = {"run": terms.run, "round": ask.round + 1, "trained": answer.trained, "fault": answer.fault}
-    note(folder, state="ready", **facts)
-    if answer.fault:
-        complain(f"round {ask.round + 1} of run {terms.run}: {answer.fault}")
+    site = open_site(folder)
+    answer, up = site.visit(terms, ask, unpack(content.get("down")))
+    fault = plain(site.reason or answer.fault, 1000) if answer.fault else ""  # in full, for this site's own eyes
+    note(folder, state="ready", run=plain(terms.run), round=ask.round + 1, trained=answer.trained, fault=fault)
+    if fault:
+        complain(f"round {ask.round + 1} of run {plain(terms.run)}: {fault}")
     return _reply(message, RecordDict({"answer": ConfigRecord(messages.write(answer)), "up": pack(up or {})}))
 
 
 def query(message: Message, context: Context) -> Message:
     """What the site says about its data."""
     asked = messages.read(Question, message.content.get("question"))
-    found = open_site(folder_of(context)).describe(asked.config, asked.site)
+    folder = folder_of(context)
+    found = (site := open_site(folder)).describe(asked.config, asked.site)
+    if found.fault:
+        fault = plain(site.reason, 1000)
+        note(folder, fault=fault)
+        complain(f"cannot take part in a run: {fault}")
     return _reply(message, RecordDict({"description": ConfigRecord(messages.write(found))}))
 
 

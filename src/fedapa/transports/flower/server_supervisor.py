@@ -7,8 +7,9 @@ import shutil
 import subprocess
 
 from fedapa.errors import InputError
-from fedapa.federation.processes import Child, Supervisor, flower, options
+from fedapa.federation.processes import Child, Supervisor, options, python
 from fedapa.federation.registry import Coordinator
+from fedapa.store.atomic_io import make_folder
 from fedapa.transports.flower import reverse_proxy
 
 PID = "coordinator.pid"
@@ -16,8 +17,9 @@ PID = "coordinator.pid"
 
 def coordinator_processes(coordinator: Coordinator) -> Supervisor:
     folder = coordinator.folder.absolute()
-    link = flower(
-        "flwr.superlink.cli:flower_superlink",
+    link = python(
+        "fedapa.transports.flower.superlink",
+        str(folder),
         *options(
             host="127.0.0.1",
             port=coordinator.settings.port,
@@ -44,7 +46,7 @@ def door_command(coordinator: Coordinator) -> list[str]:
         raise InputError("nginx is not installed, and sites come in through it", hint)
     folder = coordinator.folder.absolute()
     for name in ("nginx", "log"):
-        (folder / name).mkdir(exist_ok=True)
+        make_folder(folder / name)
     command = [nginx, "-c", str(folder / reverse_proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
     if os.geteuid() == 0:  # its workers would become nobody, who may not enter this folder
         command += ["-g", "user root;"]

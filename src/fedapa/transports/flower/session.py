@@ -45,20 +45,26 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedapa.config.experiment import read_config
+from fedapa.config.experiment import config_hash, read_config
 from fedapa.errors import RunError
-from fedapa.federation.messages import Outgoing
+from fedapa.federation import audit_log
+from fedapa.federation.enrolment import read_agreement
+from fedapa.federation.messages import Outgoing, digest_of
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
+from fedapa.rounds.loop import RoundLog
 from fedapa.simulation import Progress, Result
+from fedapa.store.run_folder import lock
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
 
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
+HANDED_OVER = 60.0  # seconds for the SuperLink to hand over a task; those of foreign runs are passed over
 STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
-MOST_PARTS = 100_000
+MOST_PARTS = 30_000  # 10,000 tensors of three parts each, or 1 GB in pieces of 5 MB
+SLICE = 2.0  # seconds that one reply is fetched before the others have their turn
 # Nothing in it but names: sites run what is installed at them.
 APP = """[build-system]
 requires = ["setuptools"]
@@ -91,16 +97,40 @@ def conduct(
 ) -> Result:
     """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
     config = read_config(folder)
+    lock(folder).close()  # where another process is at it, no session is begun
     session = FlowerSession(
         coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_bytes
     )
-    finished = False
+    note, finished = partial(audit_log.append, coordinator.folder), False
+    note("run begun", folder=str(folder.absolute()), method=config.methods[0], config=config_hash(config))
     try:
-        result = play_over(session, coordinator.members, config, folder, progress)
+        result = play_over(session, coordinator.members, config, folder, _noted(progress, folder, note))
         finished = True
     finally:
         session.close(finished)
+        note("run ended" if finished else "run broken off", folder=str(folder.absolute()))
     return result
+
+
+def _noted(progress: Progress | None, folder: Path, note: Callable[..., object]) -> Progress:
+    """The same progress; what was agreed, and who came, left or was refused, is in the audit log as well."""
+    agreed = False
+
+    def step(log: RoundLog) -> None:
+        nonlocal agreed
+        found = read_agreement(folder)
+        assert found is not None
+        if not agreed:
+            note("agreed", run=found.terms.run, sites=found.terms.names, terms=digest_of(found.terms.config))
+            agreed = True
+        for event in log.events:
+            if event.kind != "absent":
+                who = {} if event.client is None else {"site": found.terms.names[event.client]}
+                note(event.kind, run=found.terms.run, round=event.round + 1, text=event.text, **who)
+        if progress is not None:
+            progress(log)
+
+    return step
 
 
 def online(coordinator: Coordinator) -> dict[int, str] | None:
@@ -205,7 +235,9 @@ class FlowerSession:
 
     def _fetch(self, asked: str) -> Message | None:
         """Whatever is there of a reply; the reply, once that is all of it."""
-        entry, run = self._arriving[asked], TaskIdentity.run_id
+        entry, run, until = self._arriving[asked], TaskIdentity.run_id, time.monotonic() + SLICE
+        if len(entry.parts) > MOST_PARTS:
+            return self._broken(asked, GIANT, f"it has more than {MOST_PARTS} parts")
         for part in [part for part, content in entry.parts.items() if content is None]:
             wanted = PullObjectRequest(node=self._grid.node, run_id=run, object_id=part)
             found = self._call(partial(self._grid._runtime_client.PullObject, wanted))
@@ -214,8 +246,10 @@ class FlowerSession:
             if found.object_available:
                 entry.parts[part], entry.moved = found.object_content, time.monotonic()
                 entry.size += len(found.object_content)
-            if entry.size > self.most_bytes or len(entry.parts) > MOST_PARTS:
+            if entry.size > self.most_bytes:
                 return self._broken(asked, GIANT, f"it is larger than {self.most_bytes / 1e6:.0f} MB")
+            if time.monotonic() > until:
+                break
         if any(content is None for content in entry.parts.values()):
             stalled = time.monotonic() - entry.moved > STALLED
             return self._broken(asked, AWAY, "its reply stopped on the way") if stalled else None
@@ -281,11 +315,13 @@ class FlowerSession:
         ]
         runtime = RuntimeHttpClient.from_server_address(self.coordinator.address, False, self._ca, interceptors)
         try:
-            run = control.start_run(self._app)
-            for _ in range(100):
+            run, end = control.start_run(self._app), time.monotonic() + HANDED_OVER
+            while time.monotonic() < end:
                 taken = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
                 if taken.token and taken.task.run_id == run:
                     return str(taken.token)
+                if not taken.token:
+                    time.sleep(0.1)
             raise RunError("the SuperLink does not hand over its run", "stop the coordinator and start it again")
         finally:
             control.close()

@@ -6,9 +6,11 @@ import secrets
 from pathlib import Path
 
 from fedapa.errors import InputError
+from fedapa.federation import audit_log, keys
 from fedapa.federation.keys import write_secret
-from fedapa.federation.kit import CA, KEY, SECRET, read_kit
+from fedapa.federation.kit import CA, KEY, LOCAL, SECRET, read_kit
 from fedapa.federation.processes import Child, Supervisor, free_port, options, python
+from fedapa.store.atomic_io import make_folder
 
 PID = "site.pid"
 
@@ -20,8 +22,7 @@ def site_processes(folder: Path) -> Supervisor:
     for name in (KEY, CA):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is missing", "put it beside kit.toml")
-    write_secret(folder / SECRET, secrets.token_bytes(32))
-    port = free_port()
+    port, local = free_port(), folder / LOCAL
     node = python(
         "fedapa.transports.flower.supernode",
         *options(
@@ -32,9 +33,24 @@ def site_processes(folder: Path) -> Supervisor:
             superexec_auth_secret_file=folder / SECRET,
             host="127.0.0.1",
             port=port,
+            ssl_ca_certfile=local / CA,
+            ssl_certfile=local / "node.crt",
+            ssl_keyfile=local / "node.key",
         ),
     )
     worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
     logs = folder / "log"
     children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]
-    return Supervisor(children, folder / PID)
+    return Supervisor(children, folder / PID, lambda: _renew(folder))
+
+
+def _renew(folder: Path) -> None:
+    """New secrets for every start: the worker's word to the SuperNode, and the SuperNode's certificate, by which the
+    worker knows it. Another user who takes the port while it restarts has neither."""
+    folder.chmod(0o700)
+    audit_log.append(folder, "joined", coordinator=read_kit(folder).coordinator)
+    write_secret(folder / SECRET, secrets.token_bytes(32))
+    local = make_folder(folder / LOCAL)
+    keys.make_authority(local / CA, local / "ca.key", "worker")
+    keys.make_server(local / "node.crt", local / "node.key", local / CA, local / "ca.key", ["127.0.0.1"])
+    (local / "ca.key").unlink()

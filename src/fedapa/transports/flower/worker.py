@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.app import Error, Message
@@ -21,7 +22,8 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedapa.federation.kit import SECRET
+from fedapa.federation.kit import CA, LOCAL, SECRET
+from fedapa.federation.messages import plain
 from fedapa.federation.site_status import complain, note
 from fedapa.transports.flower.client_app import SITE, app
 
@@ -34,7 +36,7 @@ def work(folder: Path, address: str) -> None:
     secret = (folder / SECRET).read_bytes()
     auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE}))
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    client = RuntimeHttpClient.from_server_address(address, True, None, [version, auth])
+    client = RuntimeHttpClient.from_server_address(address, False, trusted(folder), [version, auth])
     note(folder, state="ready")
     while True:
         try:
@@ -48,10 +50,16 @@ def work(folder: Path, address: str) -> None:
             time.sleep(POLL)
 
 
+def trusted(folder: Path) -> bytes:
+    """The authority behind the SuperNode's certificate, made for this start: whoever else is at its port is refused."""
+    return (folder / LOCAL / CA).read_bytes()
+
+
 def perform(folder: Path, address: str, token: str) -> None:
     """One task; whatever fails on the way becomes the answer, or is left to the coordinator's patience."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    client = RuntimeHttpClient.from_server_address(address, True, None, [version, RuntimeTokenHttpInterceptor(token)])
+    interceptors: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
+    client = RuntimeHttpClient.from_server_address(address, False, trusted(folder), interceptors)
     done = threading.Event()
     threading.Thread(target=_beat, args=(client, done), daemon=True).start()
     try:
@@ -60,8 +68,8 @@ def perform(folder: Path, address: str, token: str) -> None:
         try:
             reply, status, details = app(message, context), "completed", ""
         except Exception as error:  # a bug here must reach the coordinator as an answer
-            details = f"{type(error).__name__}: {error}"[:500]
-            complain(details)
+            details = f"{type(error).__name__} at this site; its log says more"  # its words may hold values or paths
+            complain(plain(f"{type(error).__name__}: {error}", 1000))
             reply, status = Message(Error(2, details), reply_to=message), "failed"
         push_message(client, reply, context)
         push_task_output(client, None, status, details)

@@ -70,7 +70,7 @@ class Index(NamedTuple):
     samples: int
 
 
-def vector(name: str, value: Tensor, size: int) -> Tensor:
+def vector(name: str, value: Tensor | None, size: int) -> Tensor:
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.device.type != "cpu":
         raise InputError(f"{name} must be a float32 tensor on the CPU")
     if value.shape != (size,):
@@ -104,7 +104,7 @@ def data(x: Tensor, shape: Shape) -> Tensor:
     return x.detach()
 
 
-def labels(y: Tensor, x: Tensor) -> Tensor:
+def labels(y: Tensor | None, x: Tensor) -> Tensor:
     if not isinstance(y, Tensor) or y.device.type != "cpu" or y.dtype != torch.int64:
         raise InputError("y must be an int64 tensor on the CPU")
     if y.shape != (x.shape[0],):

@@ -184,8 +184,8 @@ class Kernel:
             raise InputError("order must be an int64 tensor")
         bounds = arguments.batch_bounds(call.bounds, count)
         arguments.check_settings(call)
-        w = arguments.own_vector("theta", call.theta, self.theta_size)
-        h = arguments.own_vector("phi", call.phi, self.phi_size)
+        w = arguments.vector("theta", call.theta, self.theta_size).clone()
+        h = arguments.vector("phi", call.phi, self.phi_size).clone()
         vw = arguments.own_vector("velocity_theta", call.velocity_theta, self.theta_size)
         vh = arguments.own_vector("velocity_phi", call.velocity_phi, self.phi_size)
         aw = arguments.optional_vector("anchor_theta", call.anchor_theta, self.theta_size)
@@ -238,9 +238,9 @@ class Kernel:
         want: str,
     ) -> tuple[Tensor, int]:
         theta = arguments.vector("theta", theta, self.theta_size)
-        head = arguments.optional_vector("phi", phi, self.phi_size)
+        head = None if want == "z" else arguments.vector("phi", phi, self.phi_size)  # NULL would end the process
         x = arguments.data(x, self.shape)
-        labels = None if y is None else arguments.labels(y, x)
+        labels = arguments.labels(y, x) if want == "correct" else None
         where, start, n = arguments.index_of(index, x)
         width = {"z": self.shape.features, "logits": self.classes, "correct": 0}[want]
         out = torch.empty(n, width)

@@ -1,0 +1,144 @@
+"""The audit log of a coordinator or a site: who joined, what was agreed, what left, what was refused, alarms.
+
+One JSON object per line, only ever appended. Every line holds the hash of the line before it, so a line that is
+changed, removed or inserted later breaks the chain. The number and hash of the last line stand in a file of their own:
+a log that was cut off at its end does not fit it. Whoever may write both files can write both anew; against that, keep
+a hash that `fedapa audit` printed somewhere else, and give it back with --expect.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedapa.errors import InputError, RunError
+from fedapa.store.atomic_io import write_json
+
+LOG, HEAD, LOCK = "audit.jsonl", "audit.head.json", ".audit.lock"
+START = "0" * 64  # what the first line names as the one before it
+TAIL = 1 << 20  # bytes from the end in which the last line begins
+
+
+class Head(NamedTuple):
+    """The last line: its number, from 1, and its hash."""
+
+    number: int = 0
+    hash: str = START
+
+
+def append(folder: Path, event: str, /, **facts: Any) -> Head:
+    """Add one line; it is on the disk when this returns."""
+    try:
+        with _locked(folder):
+            head = _last(folder / LOG)
+            row = {"number": head.number + 1, "at": _now(), "event": event, **facts, "before": head.hash}
+            new = Head(head.number + 1, _hash(row))
+            line = json.dumps({**row, "hash": new.hash}, sort_keys=True) + "\n"
+            with open(folder / LOG, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            write_json(folder / HEAD, new._asdict())
+            return new
+    except OSError as error:
+        raise RunError(f"cannot write {folder / LOG}: {error.strerror}", "is the disk full or read-only?") from error
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Every line that can be read, checked or not."""
+    path = folder / LOG
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def verify(folder: Path, expected: str | None = None) -> Head:
+    """The last line of a log whose chain is whole; an error that names the first line that does not fit.
+
+    ``expected`` is a hash that was noted earlier: a line with it must be there.
+    """
+    path, head, seen = folder / LOG, Head(), [START]
+    if not path.is_file():
+        raise InputError(f"{folder} holds no {LOG}", "name a coordinator's folder or a site's kit")
+    whole = path.read_bytes().rpartition(b"\n")[0]  # what a killed process left half-written does not count
+    for number, line in enumerate(whole.splitlines(), 1):
+        head = _next(path, number, line, head)
+        seen.append(head.hash)
+    noted = _noted(folder)
+    is_last = head.number - 1 <= noted.number <= head.number  # killed before it could note the last line
+    if not is_last or seen[noted.number] != noted.hash:
+        raise InputError(f"{path} ends with line {head.number}, {HEAD} says {noted.number}", "lines were cut off")
+    if expected is not None and expected not in seen:
+        raise InputError(f"{path} holds no line with the hash {expected[:64]}", "it was written anew since")
+    return head
+
+
+def _next(path: Path, number: int, line: bytes, before: Head) -> Head:
+    try:
+        row = json.loads(line)
+        kept, told = {key: value for key, value in row.items() if key != "hash"}, row["hash"]
+        sound = (row["number"], row["before"], told) == (number, before.hash, _hash(kept))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        hint = "it was changed, or is damaged"
+        raise InputError(f"{path}, line {number} does not follow from the one before it", hint)
+    return Head(number, told)
+
+
+def _noted(folder: Path) -> Head:
+    try:
+        found = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        return Head(int(found["number"]), str(found["hash"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{folder / HEAD} cannot be read: {error}", "it was removed, or is damaged") from None
+
+
+def _last(path: Path) -> Head:
+    """From the end of the log. A line that a killed process left half-written is taken out: nobody was told of it."""
+    if not path.is_file():
+        return Head()
+    with open(path, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        tail = file.read()
+        if not tail.endswith(b"\n"):
+            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+            tail = tail[: tail.rfind(b"\n") + 1]
+    lines = tail.splitlines()
+    try:
+        row: dict[str, Any] = json.loads(lines[-1]) if lines else Head()._asdict()
+        return Head(int(row["number"]), str(row["hash"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        hint = "`fedapa audit` says where; move it away to begin anew"
+        raise RunError(f"{path} is damaged at its end", hint) from None
+
+
+def _hash(row: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / LOCK, "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,141 @@
+"""What a site decides for itself: its data, the models it allows, and limits on what a run may ask of it.
+
+A kit comes from the coordinator, so nothing in its folder may widen what a site does. These settings lie beside that
+folder, in a file that only `fedapa site join` at the site writes.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from fedapa.errors import InputError
+from fedapa.federation.kit import CA, KEY, KIT
+from fedapa.federation.messages import Refused
+from fedapa.store.atomic_io import write_atomically
+from fedapa.training.local import Job, Plain, Trained
+from fedapa.training.settings import Training
+
+M = TypeVar("M", bound=BaseModel)
+IN_A_KIT = {KIT, KEY, CA, "site.pub", "wire.json"}  # wire.json can only forbid
+
+
+class SiteLimits(BaseModel):
+    """Bounds on training. With weights, rate and batches of its choice, a coordinator reads rows off an upload: the
+    smaller the batch and the larger the rate, the more of them. Honest training stays far within the defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    min_rows: int = Field(20, ge=1, description="fewest train rows with which this site takes part")
+    min_batch: int = Field(8, ge=1, description="smallest batch")
+    max_lr: float = Field(1.0, gt=0, description="largest learning rate")
+    max_steps: int = Field(10_000, ge=1, description="most steps of one training")
+
+    def check(self, training: Training, rows: int) -> None:
+        """Refuse a recipe before anything is trained; ``Limited`` holds the methods' own rates and steps to it, too."""
+        steps = training.epochs * math.ceil(rows / training.batch)
+        for is_bad, said in (
+            (rows < self.min_rows, f"this site takes part with at least {self.min_rows} train rows and has fewer"),
+            (training.batch < self.min_batch, _too("small", "training.batch", training.batch, self.min_batch)),
+            (training.lr > self.max_lr, _too("large", "training.lr", training.lr, self.max_lr)),
+            (steps > self.max_steps, _too("large", "training.epochs", training.epochs, f"{self.max_steps} steps")),
+        ):
+            if is_bad:
+                raise Refused(said, "the site can change its limits: fedapa site join KIT --limit NAME=VALUE")
+
+
+def _too(what: str, key: str, value: float, limit: object) -> str:
+    return f"{key} = {value} is too {what} for this site, whose limit is {limit}"
+
+
+class SiteSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    data: str = Field("", description="a config at the site whose [data] or [sites] counts, instead of the run's")
+    share: int | None = Field(None, ge=0, description="which share of the data, instead of the kit's")
+    models: list[str] = Field(default_factory=list, description="package.module:function that runs may use")
+    limits: SiteLimits = SiteLimits()
+
+    def with_limits(self, changes: Iterable[str]) -> SiteSettings:
+        """The same with ``name=value`` limits."""
+        pairs = dict(_pair(change) for change in changes)
+        limits = _validated(SiteLimits, {**self.limits.model_dump(), **pairs}, "--limit")
+        return self.model_copy(update={"limits": limits})
+
+
+def settings_path(kit: Path) -> Path:
+    kit = kit.absolute()
+    return kit.parent / f"{kit.resolve().name if kit.name in ('', '.', '..') else kit.name}.settings.toml"
+
+
+def read_settings(kit: Path) -> SiteSettings:
+    """The site's own; defaults where it has written none."""
+    path = settings_path(kit)
+    if not path.exists():
+        return SiteSettings()
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "make it readable for this user") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: {error}", "delete it and join again with --data and --limit") from None
+    return _validated(SiteSettings, found, str(path))
+
+
+def write_settings(kit: Path, settings: SiteSettings) -> None:
+    write_atomically(settings_path(kit), tomli_w.dumps(settings.model_dump(exclude_none=True)).encode())
+
+
+def check_new_kit(kit: Path) -> None:
+    """A kit that this site joins with for the first time holds what a kit holds. States or a secret in it would be the
+    coordinator's, who could then check guesses at the rows."""
+    if settings_path(kit).exists():
+        return
+    if strange := sorted({path.name for path in kit.iterdir()} - IN_A_KIT):
+        hint = f"remove it; where this site itself made it, with an older version, create {settings_path(kit)} first"
+        raise InputError(f"{kit} holds {strange[0]!r}, which is no part of a kit", hint)
+
+
+def _pair(change: str) -> tuple[str, Any]:
+    name, _, value = change.partition("=")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise InputError(f"--limit {change!r} is not name=number", "for example --limit min_batch=4") from None
+
+
+def _validated(kind: type[M], found: Mapping[str, Any], where: str) -> M:
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {name}: {first['msg']}", f"legal: {', '.join(kind.model_fields)}") from None
+
+
+@dataclass(frozen=True)
+class Limited(Plain):
+    """An engine that runs no training beyond the site's limits, whoever asks: methods have rates of their own."""
+
+    limits: SiteLimits
+
+    def train(self, job: Job) -> Trained:
+        for name, rate in job.rates.items():
+            if rate > self.limits.max_lr:
+                raise Refused(_too("large", f"the rate of {name}", rate, self.limits.max_lr))
+        return super().train(job._replace(batches=self._counted(job.batches)))
+
+    def _counted(self, batches: Callable[[], Iterator[Tensor]]) -> Callable[[], Iterator[Tensor]]:
+        def counted() -> Iterator[Tensor]:
+            for step, batch in enumerate(batches()):
+                if step == self.limits.max_steps:
+                    raise Refused(f"a training takes more than {self.limits.max_steps} steps, the limit of this site")
+                yield batch
+
+        return counted

@@ -1,0 +1,322 @@
+"""A coordinator that wants more than was agreed: other settings, rows of the site, its files, its code, its words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from fleet import NAMES, config_text, make_sites, sent, terms_of
+from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedapa.cli import site_join
+from fedapa.config.load import check, dump
+from fedapa.core.tree import Tree
+from fedapa.errors import InputError
+from fedapa.federation import manifest, processes
+from fedapa.federation.kit import KIT
+from fedapa.federation.messages import Terms, TrainReply, TrainRequest
+from fedapa.federation.site_agent import Site, agree, read_config, shared_data
+from fedapa.federation.site_settings import SiteLimits, SiteSettings, read_settings, settings_path, write_settings
+from fedapa.transports.flower import client_app, site_supervisor, worker
+
+ANYTHING = SiteLimits(min_rows=1, min_batch=1, max_lr=1e9, max_steps=10**9)
+
+
+def ask_of(round: int = 0) -> TrainRequest:
+    return TrainRequest(NAMES[0], 0, round, True, False, False, 0, "", 0)
+
+
+def asked(site: Site, terms: Terms) -> tuple[TrainReply, Tree | None]:
+    return site.visit(terms, ask_of(), sent(terms))
+
+
+# ------------------------------------------------------------------------------------ other settings than agreed
+
+AGREED = {"base": "fedavg+noised", "noise": 1.0, "norm": 1.0}
+
+
+def mine(changes: dict[str, object] | None = None, **sections: dict[str, object]) -> str:
+    """A run whose method has a label of the coordinator's choice."""
+    raw = {
+        "methods": ["mine"],
+        "data": {"source": "digits", "clients": 4, "alpha": 0.5},
+        "model": {"name": "mlp"},
+        "training": {"lr": 0.05, "batch": 32, "epochs": 1},
+        "run": {"rounds": 3, "participation": [1.0, 1.0], "engine": "torch"},
+        "method": {"mine": {**AGREED, **(changes or {})}},
+    }
+    return dump(check({**raw, **{name: {**raw[name], **keys} for name, keys in sections.items()}}))
+
+
+def pinned_site(folder: Path) -> Site:
+    make_sites(folder)
+    site, terms = Site.open(folder / NAMES[0]), terms_of(mine())
+    down = sent(terms)
+    up = {"omega": down["omega"], "n": torch.zeros(1)}
+    site.wire = manifest.agreement(NAMES[0], "mine", [(down, up)], [], None, manifest.pinned(read_config(terms.config)))
+    return site
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (mine({"noise": 0.0}), "method.noise = 0.0, this site agreed to 1.0"),
+        (mine({"norm": 2.0}), "method.norm = 2.0"),
+        (mine({"training": {"lr": 0.5}}), "training.lr = 0.5, this site agreed to 0.05"),
+        (mine(training={"batch": 8}), "training.batch = 8, this site agreed to 32"),
+        (mine(training={"epochs": 2}), "training.epochs = 2"),
+        (mine(training={"clip_norm": 1.0}), "training.clip_norm = 1.0"),
+        (mine(model={"name": "lenet5"}), "model.name = lenet5, this site agreed to mlp"),
+        (mine(model={"buffers": "private"}), "model.buffers = private"),
+        (mine(run={"rounds": 4}), "run.rounds = 4"),
+        (mine(run={"evaluate_every": 2}), "run.evaluate_every = 2"),
+        (mine().replace('base = "fedavg+noised"', 'base = "fedprox+noised"'), "FedProx"),
+        (mine().replace('base = "fedavg+noised"\nnoise = 1.0\nnorm = 1.0', 'base = "fedavg"'), "FedAvg"),
+    ],
+)
+def test_the_same_label_with_another_setting_is_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+    site = pinned_site(tmp_path)
+    assert named in site.describe(text, NAMES[0]).fault
+    terms = terms_of(mine())
+    answer, up = site.visit(replace(terms, config=text), ask_of(), sent(terms))
+    assert (named in answer.fault, up) == (True, None)
+
+
+def test_what_was_agreed_leaves(tmp_path: Path) -> None:
+    site = pinned_site(tmp_path)
+    assert site.describe(mine(), NAMES[0]).fault == ""
+    answer, up = asked(site, terms_of(mine()))
+    assert (answer.fault, up is not None) == ("", True)
+
+
+def test_every_section_that_is_not_listed_as_harmless_is_pinned() -> None:
+    """A key that is added to a config tomorrow is pinned, too."""
+    config = read_config(mine())
+    pinned = manifest.pinned(config)
+    for section in config.model_fields_set - manifest.NOT_PINNED:
+        keys = {f"{section}.{key}" for key in type(getattr(config, section)).model_fields}
+        assert keys - pinned.keys() <= {f"run.{key}" for key in manifest.ASIDE["run"]}
+
+
+def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) -> None:
+    site = pinned_site(tmp_path)
+    assert site.wire is not None
+    del site.wire["said"]["once"]["labels"]
+    assert "says other things" in site.describe(mine(), NAMES[0]).fault
+
+
+# ----------------------------------------------------------------------------------------- rows from an upload
+
+
+def greedy(lr: float, batch: int) -> Terms:
+    text = config_text("fedavg", participation=(1.0, 1.0)).replace("momentum = 0.9", "momentum = 0.0")
+    return terms_of(text.replace("lr = 0.05", f"lr = {lr}").replace("batch = 32", f"batch = {batch}"))
+
+
+def rows_read_off(terms: Terms, up: Tree) -> int:
+    """How many rows of the site can be read off an upload. The step of a unit of the first layer is its gradient: the
+    weights' is the row times the bias's. At a large rate one row kills a unit, which then keeps that row alone."""
+    _, task, _ = agree(terms)
+    before, after = (task.parts(tree["omega"])["theta"] for tree in (sent(terms), up))
+    change = (after - before)[: 64 * 64 + 64]
+    weights, bias = change[: 64 * 64].reshape(64, 64), change[64 * 64 :]
+    guesses = weights[bias != 0] / bias[bias != 0][:, None]
+    data = shared_data(0)(read_config(terms.config))
+    rows = task.prepare(data.clients[0].train.x).reshape(-1, 64)
+    near = (guesses[:, None] - rows[None]).abs().amax(2) < 0.01
+    return int(near.any(0).sum())
+
+
+def test_rows_cannot_be_read_off_an_upload(tmp_path: Path) -> None:
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), greedy(10.0, 1)
+    site.limits = ANYTHING
+    _, up = asked(site, terms)
+    assert up is not None
+    assert rows_read_off(terms, up) >= 3  # the attack works where a site sets no limits
+    site = Site.open(tmp_path / NAMES[0])
+    answer, up = asked(site, terms)
+    assert (answer.fault.startswith("training.batch = 1 is too small for this site"), up) == (True, None)
+    assert "training.batch = 1" in site.describe(terms.config, NAMES[0]).fault
+    answer, up = asked(site, greedy(10.0, 32))
+    assert (answer.fault.startswith("training.lr = 10.0 is too large"), up) == (True, None)
+    terms = greedy(1.0, 8)  # the most that this site allows
+    answer, up = asked(site, terms)
+    assert up is not None
+    assert rows_read_off(terms, up) == 0
+
+
+def test_a_site_with_few_rows_takes_no_part(tmp_path: Path) -> None:
+    make_sites(tmp_path)
+    site = Site.open(tmp_path / NAMES[0])
+    rows = site.describe(config_text(), NAMES[0]).train
+    site.limits = SiteLimits(min_rows=rows + 1)
+    fault = site.describe(config_text(), NAMES[0]).fault
+    assert "at least" in fault
+    assert f"{rows} " not in fault
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("fedrep", {"head_epochs": 9}, "a training takes more than 50 steps"),
+        ("apple", {"lr_p": 0.9}, "the rate of p = 0.9 is too large"),
+    ],
+)
+def test_rates_and_steps_of_a_methods_own_are_held_to_the_limits(
+    method: str, settings: dict[str, float], said: str, tmp_path: Path
+) -> None:
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), terms_of(config_text(method, participation=(1.0, 1.0), **settings))
+    site.limits = SiteLimits(max_steps=50, max_lr=0.5)
+    assert site.describe(terms.config, NAMES[0]).fault == ""
+    answer, up = asked(site, terms)
+    assert (said in answer.fault, up) == (True, None)
+
+
+def test_limits_are_set_at_the_site_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = make_sites(tmp_path)[0]
+    monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
+    assert CliRunner().invoke(site_join.join, [str(kit), "--limit", "min_batch=4"]).exit_code == 0
+    assert CliRunner().invoke(site_join.join, [str(kit), "--limit", "max_lr=0.5"]).exit_code == 0
+    assert read_settings(kit).limits == SiteLimits(min_batch=4, max_lr=0.5)
+    assert Site.open(kit).limits.min_batch == 4
+    for wrong in ("min_batch", "min_batch=0", "max_rate=1", "max_lr=inf"):
+        assert isinstance(CliRunner().invoke(site_join.join, [str(kit), "--limit", wrong]).exception, InputError)
+    assert read_settings(kit).limits.min_batch == 4
+
+
+# ------------------------------------------------------------------------------------------------- a kit is data
+
+
+def test_a_kit_chooses_neither_data_nor_models(tmp_path: Path) -> None:
+    kit = make_sites(tmp_path)[0]
+    with open(kit / KIT, "a") as file:
+        file.write('data = "/etc/passwd"\nmodels = ["os:system"]\n')
+    site = Site.open(kit)
+    assert site.models == frozenset()
+    assert site.describe(config_text(), NAMES[0]).fault == ""  # the data are those of the run's config
+    text = config_text().replace('name = "mlp"', 'name = "os:system"')
+    assert "is not allowed" in site.describe(text, NAMES[0]).fault
+
+
+@pytest.mark.parametrize("planted", ["states/secret", "amber.settings.toml", "secret", "flwr/config.toml"])
+def test_a_kit_that_brings_more_than_a_kit_is_refused(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the site's secret the coordinator could check guesses at its rows."""
+    kit = make_sites(tmp_path)[0]
+    monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
+    (kit / planted).parent.mkdir(exist_ok=True)
+    (kit / planted).write_bytes(b"\0" * 32)
+    refused = CliRunner().invoke(site_join.join, [str(kit)]).exception
+    assert isinstance(refused, InputError)
+    assert "which is no part of a kit" in refused.message
+    assert not settings_path(kit).exists()
+
+
+@pytest.mark.parametrize("module", ["httpx", "setup", "socket", "torch"])
+def test_no_module_is_taken_from_the_working_folder(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("open('planted', 'w').close()\n")
+    for command in (
+        processes.python("fedapa.transports.flower.worker"),  # ends at once: it was not told where its site is
+        processes.flower("flwr.superlink.cli:flower_superlink", "--help"),
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert not (tmp_path / "planted").exists(), (command, done.stderr[-300:])
+    careless = [sys.executable, "-c", f"import {module}"]
+    subprocess.run(careless, cwd=tmp_path, check=False, timeout=120)
+    assert (tmp_path / "planted").exists()  # what was planted does run where it is found
+
+
+# ------------------------------------------------------------------------------------------ files and words of a site
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data": {"data_dir": "/srv/clinic"}}, "data.data_dir"),
+        ({"data": {"partition": "/srv/clinic/split.npz"}}, "data.partition"),
+        ({"data": {}, "sites": {"files": ["/etc/passwd"]}}, "sites.files"),
+        ({"data": {}, "sites": {"source": "heart-disease", "schema_file": "/etc/passwd"}}, "sites.schema_file"),
+    ],
+)
+def test_a_run_names_no_files_at_a_site(changes: dict[str, dict[str, object]], named: str, tmp_path: Path) -> None:
+    make_sites(tmp_path)
+    text = dump(check({"methods": ["fedavg"], "model": {"name": "mlp"}, **changes}))
+    fault = Site.open(tmp_path / NAMES[0]).describe(text, NAMES[0]).fault
+    assert f"the run's config names files at this site: {named}" in fault
+
+
+def clinic(folder: Path, rows: str) -> Site:
+    """A site with a table of its own."""
+    kit = make_sites(folder)[0]
+    (folder / "patients.csv").write_text(rows)
+    (folder / "mine.toml").write_text(
+        '[sites]\nfiles = ["patients.csv"]\nlabel = "diagnosis"\nclasses = ["flu", "cold"]\n'
+    )
+    write_settings(kit, SiteSettings(data=str(folder / "mine.toml")))
+    return Site.open(kit)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "iban,diagnosis\n" + "1,flu\n2,cold\n" * 20 + "77,scarlet fever\n",
+        "iban,diagnosis\n" + "1,flu\n2,cold,\n" * 20,
+        "iban,other\n1,flu\n",
+        "",
+    ],
+)
+def test_faults_hold_no_values_columns_or_paths(rows: str, tmp_path: Path) -> None:
+    site = clinic(tmp_path, rows)
+    text = dump(check({"methods": ["fedavg"], "model": {"name": "mlp"}}))
+    terms = replace(terms_of(config_text("fedavg")), config=text)
+    faults = [site.describe(text, NAMES[0]).fault, asked(site, terms)[0].fault]
+    assert all(faults)
+    for fault in faults:
+        for private in ("scarlet", "fever", "iban", "diagnosis", "other", "patients", str(tmp_path), "42", "line"):
+            assert private not in fault
+    assert "patients.csv" in site.reason or "scarlet" in site.reason  # the site's own log has it
+
+
+def test_a_bug_at_a_site_is_told_by_its_kind_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    message = Message(RecordDict(), 100, MessageType.TRAIN, ttl=60)
+    told: list[str] = []
+
+    def broken(*_: object) -> Message:
+        raise KeyError("scarlet fever in /srv/clinic/patients.csv")
+
+    quiet = SimpleNamespace(from_server_address=lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(worker, "RuntimeHttpClient", quiet)
+    monkeypatch.setattr(worker, "trusted", lambda folder: b"")
+    monkeypatch.setattr(worker, "app", broken)
+    monkeypatch.setattr(
+        worker, "pull_task_input", lambda client: (message, SimpleNamespace(node_config={}), None, None)
+    )
+    monkeypatch.setattr(worker, "push_message", lambda client, reply, context: told.append(str(reply.error.reason)))
+    monkeypatch.setattr(worker, "push_task_output", lambda client, _, status, details: told.append(details))
+    worker.perform(tmp_path, "127.0.0.1:9", "token")
+    assert told == ["KeyError at this site; its log says more"] * 2
+
+
+def test_a_request_writes_one_plain_line_into_the_sites_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fleet import Direct
+
+    from fedapa.federation.messages import Outgoing, write
+
+    make_sites(tmp_path)
+    terms = terms_of(config_text(), run="ab\n2026-11-18 all is well \x1b[2J")
+    client_app.open_site.cache_clear()
+    records = {"terms": write(terms), "ask": write(ask_of())}
+    Direct([tmp_path / name for name in NAMES]).push(Outgoing(100, "train", records, {"down": sent(terms)}, 60.0))
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "\x1b" in said) == (1, False)

@@ -1,0 +1,249 @@
+"""Another user of the same machine: reads no files, makes no control calls, watches nothing, is no SuperNode."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fleet import Direct, config_text, grid, make_sites, over_grid, terms_of
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from fedapa.dashboard.server import make_app
+from fedapa.federation import peer, processes
+from fedapa.federation.kit import CA, LOCAL, Kit, write_kit
+from fedapa.federation.registry import Settings, create
+from fedapa.store import atomic_io, run_folder
+from fedapa.transports.flower import site_supervisor, worker
+from fedapa.transports.flower.superlink import Guard
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+@contextmanager
+def served(app: object) -> Iterator[int]:
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))  # type: ignore[arg-type]
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def asked_by(user: int, host: str, port: int, path: str, stays: bool = True) -> str:
+    """The status that another user gets, in a process that becomes them."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresuid(user, user, user)
+            os.write(write, _status(host, port, path, stays))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as told:
+        answer = told.read().decode()
+    os.waitpid(child, 0)
+    return answer
+
+
+def _status(host: str, port: int, path: str, stays: bool) -> bytes:
+    words = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((host, port)) as line:
+        line.sendall(words.replace("POST / ", "GET / ").encode())
+        return line.recv(100).split()[1] if stays else b"gone"
+
+
+class Recording:
+    """A SuperLink that notes what reaches it."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+
+    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        self.reached.append(scope["path"])
+        await PlainTextResponse("done")(scope, receive, send)
+
+
+@as_root
+@pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_control_calls_are_for_the_coordinators_user(host: str) -> None:
+    link = Recording()
+    with served(Guard(link, list)) as port:
+        for path in ("/v1/control/start-run", "/v1/control/unregister-node", "/v1/runtime/acquire-task", "/docs"):
+            assert asked_by(NOBODY, host, port, path) == "403"
+            assert asked_by(0, host, port, path) == "200"
+        assert asked_by(NOBODY, host, port, "/v1/fleet/pull-messages") == "401"  # sites sign those
+        assert asked_by(NOBODY, host, port, "/v1/fleet/../control/start-run") == "401"
+    assert [path for path in link.reached if "control" in path] == [
+        "/v1/control/start-run",
+        "/v1/control/unregister-node",
+    ]
+
+
+@as_root
+def test_a_caller_that_hangs_up_at_once_is_nobody() -> None:
+    """The system lists a socket that was closed under root: it must not pass for root's."""
+    link = Recording()
+    with served(Guard(link, list)) as port:
+        for _ in range(20):
+            asked_by(NOBODY, "127.0.0.1", port, "/v1/control/start-run", stays=False)
+        assert asked_by(0, "127.0.0.1", port, "/health") == "200"
+    assert link.reached == ["/health"]
+
+
+def test_where_the_system_does_not_tell_this_machine_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "TABLES", (Path("/proc/net/none"),))
+    assert not peer.can_tell()
+    with served(Guard(Recording(), list)) as port:
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/control/list-runs").status_code == 200
+
+
+@pytest.mark.skipif(not peer.can_tell(), reason="this system does not tell whose a socket is")
+def test_both_ends_of_a_connection_are_ours() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        with near, far:
+            assert peer.owner(near.getsockname(), near.getpeername()) == os.geteuid()
+            assert peer.owner(far.getsockname(), far.getpeername()) == os.geteuid()
+            assert peer.owner(("127.0.0.1", 1), near.getpeername()) is None
+    assert peer.owner(near_address := ("127.0.0.1", 9), near_address) is None
+
+
+@as_root
+def test_the_page_of_this_machine_is_for_its_user(tmp_path: Path) -> None:
+    with served(make_app(tmp_path, checks_user=True)) as port:
+        assert asked_by(NOBODY, "127.0.0.1", port, "/") == "403"
+        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+
+
+def test_an_empty_token_is_refused(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from fedapa.cli.watch import command
+
+    for token in ("", "  "):
+        refused = CliRunner().invoke(command, [str(tmp_path), "--token", token])
+        assert "--token is empty" in str(refused.exception)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def open_handed() -> Iterator[None]:
+    """A user whose files are for all."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def readable_by_others(folder: Path) -> list[Path]:
+    """What another user can reach and read, below a folder."""
+    found = []
+    for path in [folder, *folder.rglob("*")]:
+        inside = path.relative_to(folder.parent).parents
+        is_closed = any((folder.parent / one).stat().st_mode & 0o077 == 0 for one in inside if one != Path("."))
+        if not is_closed and path.stat().st_mode & 0o077:
+            found.append(path.relative_to(folder.parent))
+    return found
+
+
+@pytest.mark.usefixtures("open_handed")
+def test_states_checkpoints_runs_and_kits_are_their_owners(tmp_path: Path) -> None:
+    coordinator = create(tmp_path / "coordinator", Settings(), [], None, None)
+    coordinator.enrol("amber", tmp_path / "kits" / "amber")
+    terms, run = terms_of(config_text(rounds=1, participation=(1.0, 1.0))), tmp_path / "runs" / "one"
+    run_folder.create(run, terms.config)
+    sites = make_sites(tmp_path / "sites")
+    over_grid(grid(Direct(sites), terms), terms, run)
+    assert readable_by_others(tmp_path / "coordinator") == []
+    assert readable_by_others(tmp_path / "kits") == []
+    assert readable_by_others(tmp_path / "runs") == []
+    for site in sites:
+        assert readable_by_others(site / "states") == []
+    for path in (run / "run.db", *run.glob("checkpoints/*"), *(tmp_path / "sites").rglob("*.safetensors")):
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("open_handed")
+def test_what_is_made_to_be_shown_is_for_all(tmp_path: Path) -> None:
+    atomic_io.write_atomically(tmp_path / "report.html", b"", atomic_io.PUBLIC)
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o666
+
+
+@pytest.mark.usefixtures("open_handed")
+def test_children_keep_their_files_to_themselves(tmp_path: Path) -> None:
+    child = processes.Child("short", ["touch", str(tmp_path / "made")], tmp_path / "log" / "x.log", tmp_path)
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
+
+
+# ------------------------------------------------------------------------------------------ the SuperNode's own port
+
+
+def test_a_stranger_at_the_supernodes_port_is_not_taken_for_it(tmp_path: Path) -> None:
+    write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
+    for name in ("site.key", "ca.crt"):
+        (tmp_path / name).write_text("x")
+    supervisor = site_supervisor.site_processes(tmp_path)
+    supervisor.prepare()
+    local = tmp_path / LOCAL
+    assert not (local / "ca.key").exists()
+    trust = ssl.create_default_context(cadata=worker.trusted(tmp_path).decode())
+    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("task"))])
+    with served_tls(app, local / "node.crt", local / "node.key") as port:
+        assert httpx.get(f"https://127.0.0.1:{port}/", verify=trust).text == "task"
+        supervisor.prepare()  # the next start: the one of before is a stranger now
+        trust = ssl.create_default_context(cadata=worker.trusted(tmp_path).decode())
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"https://127.0.0.1:{port}/", verify=trust)
+    assert str(local / "node.crt") in supervisor.children[0].command
+    assert (local / CA).is_file()
+
+
+@contextmanager
+def served_tls(app: object, certificate: Path, key: Path) -> Iterator[int]:
+    port = processes.free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            port=port,
+            log_level="error",
+            lifespan="off",
+            ws="none",  # type: ignore[arg-type]
+            ssl_certfile=certificate,
+            ssl_keyfile=str(key),
+        )
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
