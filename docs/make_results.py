@@ -22,8 +22,10 @@ from fedapa.config.experiment import run_names, single
 from fedapa.config.grid import load_scenarios
 from fedapa.config.load import settings_of
 from fedapa.config.sections import Config
+from fedapa.core.hyper_parameters import plain
 from fedapa.methods.catalogue import make, taken_apart
 from fedapa.report import paper
+from fedapa.store.run_settings import flat
 from fedapa.version import NUMERICS
 
 HERE = Path(__file__).parent
@@ -197,7 +199,7 @@ def _name_of(method: str, rows: Rows) -> str:
 def _printed(config: Config, method: str) -> paper.Printed:
     base, settings = settings_of(config, method)
     one = single(config, method, config.seeds[0]).model_dump(mode="json", exclude_none=True)
-    return paper.printed(one, repr(make(base, **settings)))
+    return paper.printed(one, flat(plain(make(base, **settings))))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -26,6 +26,7 @@ from fedapa.rounds.transport import InProcess, Record, Transport
 from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
+from fedapa.store.run_settings import SETTINGS, settings_to_json
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Model, build_model
 from fedapa.training.objective import Classification, Objective, Regression
@@ -186,10 +187,10 @@ def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
 
 def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str, str]:
     """What must not change between two sessions of one run, or its numbers mean nothing."""
-    settings = {"method": repr(method), "training": repr(task.training), "plan": repr(plan)}
+    parts = {"method": method, "training": task.training, "plan": plan, "objective": task.objective}
+    told = {name: repr(part) for name, part in parts.items()} | {SETTINGS: settings_to_json(**parts)}
     scores = json.dumps(scores_to_json(task.objective.scores))
-    settings |= {"objective": repr(task.objective), "scores": scores}
-    return {**settings, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
+    return {**told, "scores": scores, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
 
 
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import tomllib
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedapa.analysis.run_reader import Gathered, gather, settings
+from fedapa.analysis import run_results
+from fedapa.analysis.run_reader import Gathered, gather
 from fedapa.errors import InputError
+from fedapa.methods.catalogue import make as make_method
 from fedapa.report import figures
+from fedapa.rounds.round_plan import Plan
+from fedapa.store.run_settings import settings_of, settings_to_json
 from made_runs import Make, change
 
 HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
@@ -17,6 +26,11 @@ HALF, MORE = [[2, 4, 6], [4, 5, 6]], [[3, 4, 5], [5, 5, 4]]
 
 def look(run: Path) -> Gathered:
     return gather(run.parent)
+
+
+def store(run: Path, key: str, text: str) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        db.execute("INSERT INTO meta VALUES (?, ?)", (key, text))
 
 
 def test_numbers_of_a_run(make: Make) -> None:
@@ -94,11 +108,57 @@ def test_one_name_with_other_hyper_parameters_is_another_method(make: Make) -> N
     assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
 
 
+def test_runs_that_store_json_and_older_ones_are_one_method(make: Make) -> None:
+    for name, mu, seed in (("new", 0.5, 0), ("other", 0.3, 0)):
+        run = make(name, "fedapa", HALF, seed=seed, method="said in other words")
+        store(run, "settings", settings_to_json(method=make_method("fedapa", mu=mu)))
+    older = make("older", "fedapa", HALF, seed=1, method=repr(make_method("fedapa", mu=0.5)))
+    (scenario,) = look(older).scenarios
+    assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
+
+
 def test_wrapped_methods_are_told_apart_by_what_is_inside_them() -> None:
+    def settings(description: str) -> dict[str, Any]:
+        return settings_of({"method": description}, "method")
+
     wrapped = "Quantised(inner=FedAPA(eta=0.01, sign='descend'), bits=8)"
     assert settings(wrapped) == {"eta": 0.01, "sign": "descend", "bits": 8}
     assert settings("FedAPA(eta=open('x'))") == {}
     assert settings("FedAPA(eta=") == {}
+
+
+@pytest.mark.parametrize("name", ["fedapa", "fedapa+quantised", "fedapa-exact", "pfedhn"])
+def test_settings_as_json_say_what_the_description_of_older_runs_says(name: str) -> None:
+    method, plan = make_method(name), Plan(seed=3, participation=(0.5, 0.75))
+    told = {"method": repr(method), "plan": repr(plan)}
+    stored = {"settings": settings_to_json(method=method, plan=plan)}
+    for part in told:
+        assert settings_of(stored, part) == settings_of(told, part) != {}
+    assert settings_of(stored, "plan")["participation"] == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000])
+def test_settings_that_are_no_json_table_are_none(text: str) -> None:
+    assert settings_of({"settings": text, "method": "FedAPA(mu=0.5)"}, "method") == {}
+
+
+def test_the_config_that_a_run_was_started_with_counts_not_the_file_beside_it(make: Make) -> None:
+    make("a", "fedapa", HALF)
+    run = make("b", "local", HALF)
+    store(run, "experiment", json.dumps(tomllib.loads((run / "config.toml").read_text())))
+    (run / "config.toml").write_text("garbage")
+    (scenario,) = look(run).scenarios
+    assert scenario.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients"
+    assert len(scenario.runs) == 2
+
+
+def test_runs_on_own_sites_know_how_far_their_test_rows_overlap(make: Make) -> None:
+    runs = make("a", "fedapa", HALF), make("b", "local", HALF), make("c", "fedavg", HALF)
+    store(runs[0], "experiment", '{"sites": {}}')
+    with open(runs[1] / "config.toml", "a", encoding="utf-8") as file:  # as an older run has it
+        file.write("[sites]\n")
+    found = [run_results.read(run) for run in runs]
+    assert [run.overlap for run in found if run] == [10 / 100, 10 / 100, 0]
 
 
 def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no_gain(make: Make) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import tomllib
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import torch
 import fedapa as fa
 from command import Call
 from fedapa.analysis import run_results
-from fedapa.config.experiment import config_hash, execute, lay_out, single
+from fedapa.analysis.run_reader import gather
+from fedapa.config.experiment import config_hash, execute, lay_out, method_from, single
 from fedapa.config.load import load
 from fedapa.config.sections import Config
 from fedapa.store import provenance, run_db
@@ -58,6 +60,17 @@ def test_a_run_keeps_where_its_numbers_come_from(small: Path, tmp_path: Path) ->
     assert (again.provenance, again.partition) == (read.provenance, found["partition"])
 
 
+def test_a_run_keeps_what_it_was_told_in_run_db_alone(small: Path, tmp_path: Path) -> None:
+    config = single(load(str(small)), "fedapa", 0)
+    (run,) = lay_out(config, tmp_path / "out")
+    execute(run)
+    written = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    (run / "config.toml").unlink()
+    ((only,),) = (scenario.runs for scenario in gather(tmp_path / "out").scenarios)
+    assert only.config == written
+    assert only.settings["mu"] == method_from(config, "fedapa").mu  # type: ignore[attr-defined]
+
+
 def test_the_native_engine_is_named_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedapa.simulation import make_task
     from fedapa.training.engines.native import available
@@ -91,6 +104,7 @@ def test_fit_keeps_it_too(tmp_path: Path) -> None:
         fa.fit("fedavg", digits, "mlp", rounds=1, out=tmp_path / f"{seed}-{lr}", seed=seed, lr=lr)
     hashes = [meta(tmp_path / name)["config"] for name in ("0-0.1", "1-0.1", "0-0.2")]
     assert hashes[0] == hashes[1] != hashes[2]
+    assert [len(scenario.runs) for scenario in gather(tmp_path).scenarios] == [2, 1]
 
 
 # ----------------------------------------------------------------------------------------------------- config hashes

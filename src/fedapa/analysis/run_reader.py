@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sqlite3
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +20,8 @@ from fedapa.data.sources import SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
 from fedapa.store import run_db
-from fedapa.store.run_folder import CONFIG, runs_under
+from fedapa.store.run_folder import runs_under
+from fedapa.store.run_settings import config_of, settings_of
 
 Floats = npt.NDArray[np.float64]
 LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
@@ -73,6 +72,11 @@ class Run:
     @property
     def label(self) -> str:
         return self.result.label
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters of its method."""
+        return settings_of(self.about, "method")
 
     @property
     def curve(self) -> Curve:
@@ -148,8 +152,7 @@ def read_run(folder: Path, name: str, with_matrices: bool = True) -> Run | Troub
         if result is None:
             return _without_results(folder, name)
         with run_db.reading(folder / "run.db") as db:
-            config, environment = read_toml(folder / CONFIG), read_json(folder / "env.json")
-            return _run(_sound(result, name), db, config, environment, with_matrices)
+            return _run(_sound(result, name), db, folder, with_matrices)
     except FedapaError as error:
         return Trouble(name, "unreadable", error.message)
     except (sqlite3.Error, ValueError, TypeError, KeyError, LookupError) as error:
@@ -178,10 +181,9 @@ def _without_results(folder: Path, name: str) -> Trouble:
     return Trouble(name, about.get("status", "planned"), about.get("reason") or "no evaluated round yet")
 
 
-def _run(
-    result: RunResult, db: sqlite3.Connection, config: dict[str, Any], environment: dict[str, Any], with_matrices: bool
-) -> Run:
+def _run(result: RunResult, db: sqlite3.Connection, folder: Path, with_matrices: bool) -> Run:
     about = run_db.meta(db)
+    config, environment = config_of(about, folder), read_json(folder / "env.json")
     clients = clients_of(db)
     curves = {phase: _curve(db, phase) for phase in ("before", "after")}
     kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
@@ -223,14 +225,6 @@ def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> 
         yield from run_db.matrices(db, clients, round)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A run without a readable config still has its numbers."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -261,11 +255,11 @@ def _key(run: Run) -> dict[str, Any]:
         if word not in ASIDE.get(name, ())
     }
     if not key:  # no config: what run.db says of itself
-        plan = settings(run.about.get("plan", ""))
+        plan = settings_of(run.about, "plan")
         key = {f"run.{word}": value for word, value in plan.items() if word not in ("seed", "evaluate_every")}
         key |= {"data.source": run.about.get("source", "data"), "data.clients": len(run.clients)}
         key |= {"objective": run.result.score.name} if run.result.score != ACCURACY else {}
-        key |= {f"training.{word}": value for word, value in settings(run.about.get("training", "")).items()}
+        key |= {f"training.{word}": value for word, value in settings_of(run.about, "training").items()}
     return key
 
 
@@ -302,7 +296,7 @@ def _distinct(titles: Sequence[str], keys: Sequence[dict[str, Any]]) -> list[str
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
     """Runs of one name and other hyper-parameters are methods of their own: the name says in what they differ."""
-    given = {id(run): settings(run.about.get("method", "")) for run in runs}
+    given = {id(run): run.settings for run in runs}
     found = []
     for run in runs:
         rivals = [given[id(other)] for other in runs if other.label == run.label]
@@ -371,23 +365,3 @@ def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
         rounds = np.intersect1d(rounds, curve.rounds)
     picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
     return Curve(rounds, np.mean(picked, axis=0))
-
-
-def settings(description: str) -> dict[str, Any]:
-    """The hyper-parameters in a method's description, ``FedAPA(eta=0.01, ...)``; none if it cannot be read.
-
-    A wrapper's are there beside those of the method inside it.
-    """
-    try:
-        call = ast.parse(description, mode="eval").body
-        assert isinstance(call, ast.Call)
-        return _words(call)
-    except (SyntaxError, ValueError, AssertionError):
-        return {}
-
-
-def _words(call: ast.Call) -> dict[str, Any]:
-    inner = [word.value for word in call.keywords if isinstance(word.value, ast.Call)]
-    plain = [word for word in call.keywords if word.value not in inner]
-    found = {word.arg: ast.literal_eval(word.value) for word in plain if word.arg}
-    return {key: value for one in inner for key, value in _words(one).items()} | found

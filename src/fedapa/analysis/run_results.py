@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from fedapa.rounds.evaluation import Summary, Sums
 from fedapa.store import provenance, run_db
 from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.provenance import Provenance
-from fedapa.store.run_folder import CONFIG, runs_under
+from fedapa.store.run_folder import runs_under
+from fedapa.store.run_settings import config_of
 
 Floats = npt.NDArray[np.float64]
 LOCAL = "local"  # the rival of all: training alone
@@ -149,7 +149,7 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
             counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
-            about.get("privacy", ""), tuple(seen), _overlap(folder, db), run_db.primary(db), folder,
+            about.get("privacy", ""), tuple(seen), _overlap(about, folder, db), run_db.primary(db), folder,
         )  # fmt: skip
 
 
@@ -162,15 +162,13 @@ def _weight_on(liars: tuple[int, ...], db: Any, clients: int) -> tuple[float, ..
     return tuple(round(float(weight), 4) for weight in found)
 
 
-def _overlap(folder: Path, db: Any) -> float:
+def _overlap(about: dict[str, str], folder: Path, db: Any) -> float:
     """Test rows per train row of a run on [sites], whose seeds split the same rows in other ways; 0 for allocations."""
-    try:
-        has_sites = "sites" in tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if "sites" not in config_of(about, folder):
         return 0.0
     rows = run_db.client_data(db)
     test, rest = sum(row[2] for row in rows), sum(row[1] + row[3] for row in rows)
-    return test / rest if has_sites and rest else 0.0
+    return test / rest if rest else 0.0
 
 
 def _phase(db: Any, name: str, until: int | None = None) -> Phase | None:

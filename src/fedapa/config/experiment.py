@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from fedapa.config.load import check, dump, settings_of, training_of
+from fedapa.config.load import as_table, check, dump, settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data import sources
 from fedapa.data.dataset import Dataset
@@ -33,6 +33,7 @@ from fedapa.simulation import Progress, Result, make_task, simulate
 from fedapa.store import partition_file, provenance
 from fedapa.store import run_folder as folders
 from fedapa.store.run_folder import kept_engine
+from fedapa.store.run_settings import EXPERIMENT
 from fedapa.training.objective import Objective, Target, make_objective
 from fedapa.training.settings import Engine, Training
 from fedapa.training.task import Task
@@ -200,6 +201,7 @@ def execute(
         "partition": parts.data.fingerprint,
         "source": parts.data.name,
         "config": config_hash(config),
+        EXPERIMENT: json.dumps(as_table(config)),
     }
     if (attack := attack_of(config, parts.task.clients, config.seeds[0])) is not None:
         meta["attack"] = json.dumps(attack._asdict())

@@ -97,10 +97,15 @@ def beside(config: Config, source: str) -> Config:
 
 def dump(config: Config) -> str:
     """The whole config as TOML, defaults included."""
-    found = _without_none(config.model_dump(mode="json"))
+    return tomli_w.dumps(as_table(config))
+
+
+def as_table(config: Config) -> dict[str, Any]:
+    """The whole config as plain values, which TOML and JSON can hold."""
+    found: dict[str, Any] = _without_none(config.model_dump(mode="json"))
     if config.sites is not None:
         found["data"] = {key: value for key, value in found["data"].items() if key == "data_dir"}
-    return tomli_w.dumps(found)
+    return found
 
 
 def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from fedapa.errors import InputError
@@ -53,6 +53,17 @@ def describe(kind: type[Any]) -> list[dict[str, Any]]:
         {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
         for f in fields(kind)
     ]
+
+
+def plain(value: Any) -> Any:
+    """Settings as JSON holds them, every dataclass with the name of its class; what JSON does not know is its repr."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"is": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
 
 
 def _type_name(hint: Any) -> str:

@@ -43,6 +43,7 @@ from fedapa.dashboard.board import Board, Entry, Snapshot
 from fedapa.errors import InputError
 from fedapa.store import run_db
 from fedapa.store.run_folder import CONFIG
+from fedapa.store.run_settings import EXPERIMENT, SETTINGS
 
 View = dict[str, Any]
 MOST_POINTS = 250  # of one curve
@@ -443,9 +444,14 @@ def _sessions(entry: Entry) -> list[View]:
     return rows
 
 
+def _told(about: dict[str, str]) -> dict[str, str]:
+    """Without the JSON of what is there in words."""
+    return {key: value for key, value in about.items() if key not in (SETTINGS, EXPERIMENT)}
+
+
 def config(now: Snapshot, name: str) -> View:
     entry = now.entry(name)
-    about = _open(entry, lambda db: {"about": run_db.meta(db)})
+    about = _open(entry, lambda db: {"about": _told(run_db.meta(db))})
     try:
         text = (entry.folder / CONFIG).read_text(encoding="utf-8")
         tables = tomllib.loads(text)

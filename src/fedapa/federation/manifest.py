@@ -21,11 +21,11 @@ from torch import Tensor
 from fedapa.config.experiment import ASIDE
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
+from fedapa.core.hyper_parameters import plain
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.errors import InputError
 from fedapa.federation.messages import Description, Refused, TrainReply
 from fedapa.methods.catalogue import make
-from fedapa.methods.method import Method
 from fedapa.methods.privacy import NOT_COVERED, Account
 from fedapa.store.checkpoint import write_json
 
@@ -74,14 +74,8 @@ def pinned(config: Config) -> dict[str, Any]:
     found = config.model_dump(mode="json", exclude=NOT_PINNED)
     found["run"] = {key: value for key, value in found["run"].items() if key not in ASIDE["run"]}
     found["training"] = asdict(training_of(config, name))
-    found["method"] = _settings(make(base, **settings))
+    found["method"] = plain(make(base, **settings))
     return dict(_flat(json.loads(json.dumps(found))))
-
-
-def _settings(method: Method) -> dict[str, Any]:
-    values = {f.name: getattr(method, f.name) for f in fields(method)}
-    plain = {name: _settings(value) if isinstance(value, Method) else value for name, value in values.items()}
-    return {"is": type(method).__name__, **plain}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fedapa.config.experiment import config_hash
+from fedapa.config.load import as_table
 from fedapa.config.sections import Config
 from fedapa.data.federated import target_scale
 from fedapa.errors import InputError, RunError
@@ -24,6 +26,7 @@ from fedapa.rounds import loop
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
 from fedapa.store.run_folder import CONFIG, lock
+from fedapa.store.run_settings import EXPERIMENT
 
 
 def play_over(
@@ -60,6 +63,7 @@ def play_over(
         "partition": hashlib.sha256("".join(found.fingerprint for found in described).encode()).hexdigest()[:16],
         "source": config.data.source,
         "config": config_hash(config),
+        EXPERIMENT: json.dumps(as_table(config)),
         "federation": terms.run,
     }
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]

@@ -208,7 +208,7 @@ class _Keeper:
 def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     key = f"s{k + 1}-{re.sub(r'[^a-z0-9]+', '-', scenario.title.lower()).strip('-')}"[:60]
     rows = _ranked(scenario)
-    printed = {row["method"]: paper.printed(*_origin(scenario, row["method"])) for row in rows}
+    printed = {row["method"]: _printed(scenario, row["method"]) for row in rows}
     watched, seeds = figures.watched(scenario), sorted({run.result.seed for run in scenario.runs})
     words = {
         "focus": title_of(figures.focus(scenario)),
@@ -254,9 +254,9 @@ def _rank(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return str(rows.index(row) + 1) if row["round"] == rows[0]["round"] else NONE
 
 
-def _origin(scenario: Scenario, label: str) -> tuple[dict[str, Any], str]:
+def _printed(scenario: Scenario, label: str) -> paper.Printed:
     run = scenario.of(label)[0]
-    return run.config, run.about.get("method", "")
+    return paper.printed(run.config, run.settings)
 
 
 def _tiles(
@@ -455,7 +455,8 @@ def _plain(value: Any) -> str:
 
 
 def _settings(scenario: Scenario) -> list[tuple[str, str]]:
-    return [(title_of(row["method"]), _origin(scenario, row["method"])[1] or NONE) for row in scenario.rows]
+    firsts = [(row["method"], scenario.of(row["method"])[0]) for row in scenario.rows]
+    return [(title_of(label), run.about.get("method") or NONE) for label, run in firsts]
 
 
 # ---------------------------------------------------------------------------------------------------- the whole page

@@ -8,8 +8,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from fedapa.analysis.run_reader import settings
+from fedapa.core.hyper_parameters import plain
 from fedapa.methods.catalogue import METHODS, make
+from fedapa.store.run_settings import flat
 
 WHERE = ("source", "partition", "alpha", "classes_per_client", "clients")
 ABLATED = {"source": "cifar10", "partition": "dirichlet", "alpha": 0.1, "clients": 20}  # of Tables 2 to 4
@@ -30,13 +31,13 @@ def tables() -> dict[str, Any]:
     return found
 
 
-def printed(config: Mapping[str, Any], method: str) -> Printed:
-    """``config`` is one run's, ``method`` the description that its run.db holds."""
+def printed(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Printed:
+    """``config`` is one run's, ``settings`` are those of its method."""
     data, name = config.get("data", {}), base_of(config)
     base, column = SAME.get(name, name), _column(data)
     if column is None or base not in METHODS or _own(config).get("training"):  # the paper trains all alike
         return Printed()
-    changed = _changes(name, method)
+    changed = _changes(name, settings)
     if changed:
         return Printed(_ablation(changed) if base == "fedapa" and _fits(ABLATED, data) else None)
     cost = tables()["table2"].get(base, {}) if _fits(ABLATED, data) else {}
@@ -71,9 +72,9 @@ def _fits(row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
     return all(row.get(key) == data.get(key) for key in WHERE)
 
 
-def _changes(base: str, description: str) -> dict[str, Any]:
+def _changes(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from the method as it is registered."""
-    default, given = settings(repr(make(base))), settings(description)
+    default = flat(plain(make(base)))
     return {key: given[key] for key in given if key in default and given[key] != default[key]}
 
 

@@ -24,11 +24,13 @@ from fedapa.store import checkpoint, provenance, run_db
 from fedapa.store.atomic_io import make_folder as make_folder
 from fedapa.store.atomic_io import sweep, write_json
 from fedapa.store.checkpoint import Checkpoint
+from fedapa.store.run_settings import CONFIG as CONFIG
+from fedapa.store.run_settings import EXPERIMENT, SETTINGS
 from fedapa.training.settings import Engine
 from fedapa.version import NUMERICS
 
-CONFIG = "config.toml"
-MAY_CHANGE = ("status", "config")  # the hash of a config grows with its keys; what counts in it is compared in words
+# A config and its hash grow with the keys that configs know; what counts in it, and in settings, is compared in words.
+MAY_CHANGE = ("status", "config", EXPERIMENT, SETTINGS)
 ClientRow = tuple[int, str, int, int, int, str]  # number, name, train, test and validation samples, labels
 PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
