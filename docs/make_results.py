@@ -1,4 +1,4 @@
-"""Write docs/run_results.md from experiments/*.toml and experiments/results/*.json: python docs/make_results.py
+"""Write docs/results.md from experiments/*.toml and experiments/results/*.json: python docs/make_results.py
 
 `fedapa sweep` makes the runs and experiments/collect.py the files. No number on the page is typed by hand.
 """
@@ -16,7 +16,8 @@ from typing import Any
 
 from scipy import stats
 
-from fedapa.analysis import run_results
+from fedapa.analysis import comparison, result_sets, run_results, standings
+from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.statistics import FEWEST, holm
 from fedapa.config.experiment import run_names, single
 from fedapa.config.grid import load_scenarios
@@ -30,7 +31,7 @@ from fedapa.version import NUMERICS
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent / "experiments"
-Rows = list[dict[str, Any]]
+Rows = list[MethodRow]
 DECISION = "decisions/0009-numerics-version.md"
 ABLATIONS = {
     "table3": "Table 3: what the parts of FedAPA contribute",
@@ -134,7 +135,7 @@ def page() -> str:
 
 def _intro(experiment: Path) -> str:
     methods = max(len(config.methods) for config in load_scenarios(str(experiment)).values())
-    three, five = (stats.t.isf(run_results.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
+    three, five = (stats.t.isf(standings.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
     return INTRO.format(made=_made(), methods=methods, three=three, five=five)
 
 
@@ -169,7 +170,7 @@ def _made() -> str:
 
 def _numerics(kept: Sequence[dict[str, Any]]) -> str:
     """Which versions of the numbers the page shows, and what a dagger means where there are several."""
-    found = Counter(run.provenance.numerics for run in run_results.from_dicts(kept))
+    found = Counter(run.provenance.numerics for run in result_sets.from_dicts(kept))
     if len(found) < 2:
         said = f"All have numerics version {next(iter(found))}"
         return f"{said}, the code {NUMERICS} ([why]({DECISION}))."
@@ -183,17 +184,17 @@ def _numerics(kept: Sequence[dict[str, Any]]) -> str:
 @cache
 def _newest() -> int:
     """The newest version of the numbers on the page."""
-    return max((run.provenance.numerics for run in run_results.from_dicts(_all_kept())), default=NUMERICS)
+    return max((run.provenance.numerics for run in result_sets.from_dicts(_all_kept())), default=NUMERICS)
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: MethodRow) -> str:
     """A method, with a dagger where its numbers are of an older version than others on the page."""
-    return row["method"] if row["numerics"] == str(_newest()) else f"{row['method']} †"
+    return row.method if row.numerics == str(_newest()) else f"{row.method} †"
 
 
 def _name_of(method: str, rows: Rows) -> str:
     """The same for a line that shows several rows of a method."""
-    return next((_name(row) for row in rows if row["method"] == method and _name(row) != method), method)
+    return next((_name(row) for row in rows if row.method == method and _name(row) != method), method)
 
 
 def _printed(config: Config, method: str) -> paper.Printed:
@@ -207,14 +208,14 @@ def _printed(config: Config, method: str) -> paper.Printed:
 
 def _table1(experiment: Path) -> list[str]:
     scenarios = load_scenarios(str(experiment))
-    rows = run_results.table(run_results.from_dicts(_kept(experiment)))
-    whole = {name: [row for row in rows if row["scenario"] == name] for name in scenarios}
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
+    whole = {name: [row for row in rows if row.scenario == name] for name in scenarios}
     found = {name: mine for name, mine in whole.items() if mine}
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
     for name, mine in found.items():
         lines += [f"### {_title(scenarios[name])}", "", *_accuracies(scenarios[name], mine), ""]
     full = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
-    full = {name: rows for name, rows in full.items() if len({row["numerics"] for row in rows}) == 1}
+    full = {name: rows for name, rows in full.items() if len({row.numerics for row in rows}) == 1}
     return lines + _ranks(full) + _beside(scenarios, found) + _missing(scenarios, whole)
 
 
@@ -223,10 +224,10 @@ def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     lines = []
     for name, rows in found.items():
         order = sorted(rows, key=lambda row: -_value(row))
-        own = next((row for row in rows if row["method"] == "fedapa"), None)
-        lead = f"- {_title(scenarios[name])}: {run_results.who_wins(rows)}"
+        own = next((row for row in rows if row.method == "fedapa"), None)
+        lead = f"- {_title(scenarios[name])}: {standings.who_wins(rows)}"
         if own is not None:
-            place = [row["method"] for row in order].index("fedapa") + 1
+            place = [row.method for row in order].index("fedapa") + 1
             lead += f" FedAPA is number {place} of {len(order)} with {_value(own):.2f}, {_gain(own)} vs Local."
         lines.append(lead)
     return ["In the last round, by the model that each method's paper evaluates:", "", *lines]
@@ -234,23 +235,23 @@ def _summary(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
 
 def _few(rows: Rows) -> list[str]:
     """A line below a table that has neither intervals nor tests."""
-    most = max((row["allocations"] for row in rows), default=0)
+    most = max((row.allocations for row in rows), default=0)
     return [] if most >= FEWEST else ["", f"{_allocations(most)}: no intervals, no tests."]
 
 
 def _accuracies(config: Config, rows: Rows) -> list[str]:
     lines = _head("method", "allocations", "before", "after", "best", "paper", "vs Local", "worst tenth")
     for row in rows:
-        printed = _printed(config, row["method"]).accuracy
+        printed = _printed(config, row.method).accuracy
         shown = "–" if printed is None else f"{printed:.2f}"
         both = _phase(row, "before"), _phase(row, "after")
-        rest = f"{_best(row):.2f}", shown, _gain(row), f"{row['worst_tenth']:.1f}"
-        lines.append(_line(_name(row), row["allocations"], *both, *rest))
+        rest = f"{_best(row):.2f}", shown, _gain(row), f"{row.worst_tenth:.1f}"
+        lines.append(_line(_name(row), row.allocations, *both, *rest))
     return [*lines, *_few(rows)]
 
 
 def _ranks(found: dict[str, Rows]) -> list[str]:
-    ranks = run_results.ranks([row for rows in found.values() for row in rows])
+    ranks = standings.ranks([row for rows in found.values() for row in rows])
     if ranks is None:
         return []
     order = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
@@ -263,7 +264,7 @@ def _ranks(found: dict[str, Rows]) -> list[str]:
 
 def _beside(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     """How far every number is from the printed one, all columns at a glance."""
-    rows = {(row["method"], name): row for name, mine in found.items() for row in mine}
+    rows = {(row.method, name): row for name, mine in found.items() for row in mine}
     lines = ["### Beside the printed numbers", "", BESIDE.format(far=FAR), ""]
     lines += _head("method", *(_title(scenarios[name]) for name in found))
     for method in dict.fromkeys(method for method, _ in rows):
@@ -273,13 +274,13 @@ def _beside(scenarios: dict[str, Config], found: dict[str, Rows]) -> list[str]:
     return [*lines, ""]
 
 
-def _distance(config: Config, row: dict[str, Any] | None) -> str:
+def _distance(config: Config, row: MethodRow | None) -> str:
     """Our best round minus the printed number, and that of the other model where the two are far apart."""
-    printed = None if row is None else _printed(config, row["method"]).accuracy
+    printed = None if row is None else _printed(config, row.method).accuracy
     if row is None or printed is None:
         return ""
     gap = _best(row) - printed
-    other = row[f"{'after' if row['evaluated'] == 'before' else 'before'}_best"] - printed
+    other = row.phase("after" if row.evaluated == "before" else "before").best - printed
     return f"{gap:+.1f}" if abs(gap) <= FAR else f"{gap:+.1f} ({other:+.1f})"
 
 
@@ -287,7 +288,7 @@ def _missing(scenarios: dict[str, Config], whole: dict[str, Rows]) -> list[str]:
     """What the file names and nobody has run yet."""
     lines = []
     for name, config in scenarios.items():
-        done = sum(row["seeds"] for row in whole[name])
+        done = sum(row.seeds for row in whole[name])
         if (all_runs := len(run_names(config))) > done:
             lines.append(f"- {_title(config)}: {done} of {all_runs} runs")
     if not lines:
@@ -298,21 +299,21 @@ def _missing(scenarios: dict[str, Config], whole: dict[str, Rows]) -> list[str]:
 
 def _ablation(experiment: Path, title: str) -> list[str]:
     lines = [f"## {title}", ""]
-    found = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
+    found = comparison.table(result_sets.from_dicts(_kept(experiment)), "fedapa")
     for name, config in load_scenarios(str(experiment)).items():
-        rows = [row for row in found if row["scenario"] == name]
+        rows = [row for row in found if row.scenario == name]
         if not rows:
             lines += [f"{_title(config)}: not run yet.", ""]
             continue
         lines += [f"{_title(config)}; *vs FedAPA* as *vs Local* above.", ""]
         lines += _head("variant", "allocations", "before", "after", "best", "paper", "vs FedAPA")
-        for row in sorted(rows, key=lambda row: config.methods.index(row["method"])):
-            printed = _printed(config, row["method"]).accuracy
+        for row in sorted(rows, key=lambda row: config.methods.index(row.method)):
+            printed = _printed(config, row.method).accuracy
             shown = "–" if printed is None else f"{printed:.2f}"
             both = _phase(row, "before"), _phase(row, "after")
-            lines.append(_line(_name(row), row["allocations"], *both, f"{_best(row):.2f}", shown, _gain(row)))
+            lines.append(_line(_name(row), row.allocations, *both, f"{_best(row):.2f}", shown, _gain(row)))
         lines += [*_few(rows), ""]
-        missing = [method for method in config.methods if method not in {row["method"] for row in rows}]
+        missing = [method for method in config.methods if method not in {row.method for row in rows}]
         told = [_failure(experiment, name, method, _printed(config, method).accuracy) for method in missing]
         lines += [line for failed in told if not failed.endswith(NOT_RUN) for line in (failed, "")]
         if waiting := [line.removesuffix(NOT_RUN) for line in told if line.endswith(NOT_RUN)]:
@@ -332,11 +333,11 @@ def _failure(experiment: Path, scenario: str, method: str, printed: float | None
 
 def _table2(experiment: Path) -> list[str]:
     (config,) = load_scenarios(str(experiment)).values()
-    rows = run_results.table(run_results.from_dicts(_kept(experiment)))
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
     lines = ["## Table 2: time and bytes", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
-    base = next(row["seconds"] for row in rows if row["method"] == "fedavg")
+    base = next(row.seconds for row in rows if row.method == "fedavg")
     whole = _printed(config, "fedavg").seconds_per_round
     assert whole is not None
     lines += [
@@ -346,10 +347,10 @@ def _table2(experiment: Path) -> list[str]:
         *_head("method", "KiB per client and round", "paper", "time / FedAvg's", "paper"),
     ]
     for row in rows:
-        printed = _printed(config, row["method"])
+        printed = _printed(config, row.method)
         kib = "–" if printed.kib is None else f"{printed.kib:.0f}"
         time = "–" if printed.seconds_per_round is None else f"{printed.seconds_per_round / whole:.2f}"
-        lines.append(_line(_name(row), f"{row['kib']:.1f}", kib, f"{row['seconds'] / base:.2f}", time))
+        lines.append(_line(_name(row), f"{row.kib:.1f}", kib, f"{row.seconds / base:.2f}", time))
     return [*lines, ""]
 
 
@@ -387,23 +388,23 @@ def _dbe(experiment: Path) -> str:
 def _self_weight(experiment: Path) -> str:
     """Which row of Table 4 is best here, and which in the paper."""
     (config,) = load_scenarios(str(experiment)).values()
-    rows = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
-    if {row["method"] for row in rows} != set(config.methods):
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)), "fedapa")
+    if {row.method for row in rows} != set(config.methods):
         return "Table 4 is not complete yet."
     printed = {name: _printed(config, name).accuracy or 0.0 for name in config.methods}
     theirs, ours = max(printed, key=lambda name: printed[name]), max(rows, key=_value)
-    if theirs == ours["method"]:
+    if theirs == ours.method:
         return f"{theirs} is highest in Table 4, here and in the paper."
     return (
-        f"In the paper's Table 4 {theirs} is best, {printed[theirs] - printed[ours['method']]:.2f} points ahead of "
-        f"{ours['method']}; here {ours['method']} is highest, {_gain(ours)} vs FedAPA."
+        f"In the paper's Table 4 {theirs} is best, {printed[theirs] - printed[ours.method]:.2f} points ahead of "
+        f"{ours.method}; here {ours.method} is highest, {_gain(ours)} vs FedAPA."
     )
 
 
 def _beyond(experiment: Path) -> list[str]:
     """FedAPA-exact, as it is and with a running mean, against what it must beat, and whether the goal is met."""
     lines = ["## Ours: FedAPA-exact against the others", ""]
-    runs = run_results.from_dicts(_kept(experiment))
+    runs = result_sets.from_dicts(_kept(experiment))
     found = {}
     for name, config in load_scenarios(str(experiment)).items():
         mine = [run for run in runs if run.scenario == name]
@@ -416,23 +417,23 @@ def _beyond(experiment: Path) -> list[str]:
     for config, mine in found.values():
         lines += ["", f"### {_title(config)}: FedAPA-exact", ""]
         lines += _head("method", "allocations", "before", "after", "best", "worst tenth", *(f"{o} ahead" for o in OURS))
-        ahead, rows = {own: _ahead(own, mine) for own in OURS}, run_results.table(mine)
+        ahead, rows = {own: _ahead(own, mine) for own in OURS}, comparison.table(mine)
         for row in rows:
             both = _phase(row, "before"), _phase(row, "after")
-            rest = f"{_best(row):.2f}", f"{row['worst_tenth']:.1f}"
-            gains = [_gain(ahead[own].get(row["method"], {"gain": None})) for own in OURS]
-            lines.append(_line(_name(row), row["allocations"], *both, *rest, *gains))
+            rest = f"{_best(row):.2f}", f"{row.worst_tenth:.1f}"
+            gains = [_gain(ahead[own].get(row.method)) for own in OURS]
+            lines.append(_line(_name(row), row.allocations, *both, *rest, *gains))
         lines += _few(rows)
     return [*lines, ""]
 
 
-def _ahead(own: str, runs: list[run_results.RunResult]) -> dict[str, dict[str, Any]]:
+def _ahead(own: str, runs: list[run_results.RunResult]) -> dict[str, MethodRow]:
     """Our row with gains over every other method, on the allocations that both were run on; Holm over all of them."""
     rivals = [label for label in dict.fromkeys(run.label for run in runs) if label != own]
-    tables = {rival: run_results.table([run for run in runs if run.label in (own, rival)], rival) for rival in rivals}
-    rows = {rival: row for rival, table in tables.items() for row in table if row["method"] == own}
-    adjusted = holm([row["gain_p_unadjusted"] for row in rows.values()])
-    return {rival: row | {"gain_p_adjusted": p} for (rival, row), p in zip(rows.items(), adjusted, strict=True)}
+    tables = {rival: comparison.table([run for run in runs if run.label in (own, rival)], rival) for rival in rivals}
+    rows = {rival: row for rival, table in tables.items() for row in table if row.method == own}
+    adjusted = holm([row.p for row in rows.values()])
+    return {rival: comparison.with_p(row, p) for (rival, row), p in zip(rows.items(), adjusted, strict=True)}
 
 
 def _reached(own: str, config: Config, runs: list[run_results.RunResult]) -> str:
@@ -443,7 +444,7 @@ def _reached(own: str, config: Config, runs: list[run_results.RunResult]) -> str
     shared = [run for run in runs if run.seed in seeds[own] and seeds[run.label] >= seeds[own]]
     newest = max(run.provenance.numerics for run in shared if run.label == own)
     shared = [run for run in shared if run.provenance.numerics == newest]
-    rows = {row["method"]: row for row in run_results.table(shared)}
+    rows = {row.method: row for row in comparison.table(shared)}
     said = f"- {own}, {_title(config)}, {_allocations(len(seeds[own]))}: {_value(rows[own]):.2f}"
     best = max((row for name, row in rows.items() if name not in OURS), key=_value, default=None)
     if best is None:
@@ -451,15 +452,16 @@ def _reached(own: str, config: Config, runs: list[run_results.RunResult]) -> str
     ahead = _value(rows[own]) - _value(best)
     wanted = GOAL if config.data.classes_per_client is not None else 0.0
     met = "met" if ahead >= wanted else "**not met**"
-    paired = _ahead(own, shared)[best["method"]]
-    told = f", highest of the others {best['method']} with {_value(best):.2f}; per client {_gain(paired)}"
+    paired = _ahead(own, shared)[best.method]
+    told = f", highest of the others {best.method} with {_value(best):.2f}; per client {_gain(paired)}"
     return f"{said}{told}: by the means, goal {met}; {_distinct(paired)}."
 
 
-def _distinct(row: dict[str, Any]) -> str:
-    if row["gain_p_adjusted"] is None:
-        return f"not tested ({row['gain_note']})" if row["gain_note"] else "equal"
-    return "distinguishable" if row["gain_p_adjusted"] < run_results.LEVEL else "not distinguishable"
+def _distinct(row: MethodRow) -> str:
+    p = None if row.gain is None else row.gain.p_adjusted
+    if p is None:
+        return f"not tested ({row.gain_note})" if row.gain_note else "equal"
+    return "distinguishable" if p < standings.LEVEL else "not distinguishable"
 
 
 def _allocations(count: int) -> str:
@@ -469,11 +471,11 @@ def _allocations(count: int) -> str:
 def _rules(experiment: Path) -> list[str]:
     """Every rule of FedAPA-exact, and the one that held-out train data choose; test data choose nothing."""
     scenarios = load_scenarios(str(experiment))
-    rows = run_results.table(run_results.from_dicts(_kept(experiment)), "fedapa")
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)), "fedapa")
     lines = ["## Ours: which rule for FedAPA-exact, and what its parts do", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
-    held = {(row["scenario"], row["method"]): (row["before_held"], row["after_held"]) for row in rows}
+    held = {(row.scenario, row.method): (row.before.held, row.after.held) for row in rows}
     config = next(iter(scenarios.values()))
     lines += [
         RULES.format(seed=config.seeds[0], share=config.data.validation),
@@ -513,14 +515,14 @@ def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
 def _poisoned(experiment: Path) -> list[str]:
     """What honest clients lose where others lie, and how much weight liars get."""
     scenarios = load_scenarios(str(experiment))
-    runs = run_results.from_dicts(_kept(experiment))
+    runs = result_sets.from_dicts(_kept(experiment))
     lines = ["## Ours: clients that lie", ""]
     if not runs:
         return [*lines, "Not run yet.", ""]
     lied = {name: config.attack for name, config in scenarios.items() if config.attack is not None}
     clean = next(name for name, config in scenarios.items() if config.attack is None)
     config, columns = scenarios[clean], [f"{a.kind} {a.clients}" for a in lied.values()]
-    found = {(row["scenario"], row["method"]): row for row in run_results.table(runs)}
+    found = {(row.scenario, row.method): row for row in comparison.table(runs)}
     alone = {run.label: run.headline.summary.mean for run in runs if run.scenario == clean}
     lines += [
         LIARS.format(title=_title(config), rounds=config.run.rounds, seeds=len(config.seeds)),
@@ -528,7 +530,7 @@ def _poisoned(experiment: Path) -> list[str]:
         *_head("method", "nobody lies", *columns),
     ]
     for method in config.methods:
-        costs = [_signed(found.get((name, method), {}).get("attack_points")) for name in lied]
+        costs = [_cost(found.get((name, method))) for name in lied]
         mine = [row for (_, label), row in found.items() if label == method]
         lines.append(_line(_name_of(method, mine), f"{alone[method]:.2f}" if method in alone else "–", *costs))
     lines += ["", *_liars_weight(config, lied, runs)]
@@ -557,27 +559,29 @@ def _natural(experiment: Path, title: str) -> list[str]:
     (config,) = load_scenarios(str(experiment)).values()
     assert config.sites is not None
     overlap = config.sites.test / (1 - config.sites.test)
-    rows = run_results.table([replace(run, overlap=overlap) for run in run_results.from_dicts(_kept(experiment))])
+    rows = comparison.table([replace(run, overlap=overlap) for run in result_sets.from_dicts(_kept(experiment))])
     lines = [f"## {title}", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
     lines += [
-        SPLITS.format(rounds=config.run.rounds, splits=max(row["allocations"] for row in rows)),
+        SPLITS.format(rounds=config.run.rounds, splits=max(row.allocations for row in rows)),
         "",
         *_head("method", "splits", "before", "after", "vs Local", "worst tenth"),
     ]
     for row in rows:
         both = _phase(row, "before"), _phase(row, "after")
-        lines.append(_line(_name(row), row["allocations"], *both, _gain(row), f"{row['worst_tenth']:.1f}"))
-    few = max(row["allocations"] for row in rows) < FEWEST
-    return [*lines, "", *([run_results.who_wins(rows), ""] if not few else ["1 split: no intervals, no tests.", ""])]
+        lines.append(_line(_name(row), row.allocations, *both, _gain(row), f"{row.worst_tenth:.1f}"))
+    few = max(row.allocations for row in rows) < FEWEST
+    return [*lines, "", *([standings.who_wins(rows), ""] if not few else ["1 split: no intervals, no tests.", ""])]
 
 
 # -------------------------------------------------------------------------------------------------------------- cells
 
 
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
+def _cost(row: MethodRow | None) -> str:
+    """The points that liars cost the honest clients."""
+    points = None if row is None or row.attacked is None else row.attacked.points
+    return "–" if points is None else f"{points:+.2f}"
 
 
 def _title(config: Config) -> str:
@@ -587,27 +591,26 @@ def _title(config: Config) -> str:
     return f"{names.get(data.source, data.source)}, {rule}, {data.clients} clients"
 
 
-def _value(row: dict[str, Any]) -> float:
-    return float(row[f"{row['evaluated']}_last"])
+def _value(row: MethodRow) -> float:
+    return row.headline.last
 
 
-def _best(row: dict[str, Any]) -> float:
-    return float(row[f"{row['evaluated']}_best"])
+def _best(row: MethodRow) -> float:
+    return row.headline.best
 
 
-def _phase(row: dict[str, Any], phase: str) -> str:
-    star = "*" if row["evaluated"] == phase else ""
-    sd, low, high = (row[f"{phase}_{key}"] for key in ("sd", "low", "high"))
-    spread = ("" if sd is None else f" ± {sd:.2f}") + ("" if low is None else f" [{low:.1f}, {high:.1f}]")
-    return f"{row[f'{phase}_last']:.2f}{star}{spread}"
+def _phase(row: MethodRow, name: str) -> str:
+    star, phase = "*" if row.evaluated == name else "", row.phase(name)
+    spread = "" if phase.sd is None else f" ± {phase.sd:.2f}"
+    spread += "" if phase.low is None else f" [{phase.low:.1f}, {phase.high:.1f}]"
+    return f"{phase.last:.2f}{star}{spread}"
 
 
-def _gain(row: dict[str, Any]) -> str:
-    if row["gain"] is None:
+def _gain(row: MethodRow | None) -> str:
+    if row is None or (gain := row.gain) is None:
         return "–"
-    low, high, p = (row[f"gain_{key}"] for key in ("low", "high", "p_adjusted"))
-    sure = "" if p is None else f" [{low:+.2f}, {high:+.2f}] (p {_p(p)})"
-    return f"{row['gain_points']:+.2f}{sure} {'/'.join(map(str, row['gain']))}"
+    sure = "" if gain.p_adjusted is None else f" [{gain.low:+.2f}, {gain.high:+.2f}] (p {_p(gain.p_adjusted)})"
+    return f"{gain.points:+.2f}{sure} {'/'.join(map(str, gain.clients))}"
 
 
 def _p(value: float) -> str:

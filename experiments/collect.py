@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedapa.analysis import collected, run_results
+from fedapa.analysis import collected, result_sets, run_results
 from fedapa.config.grid import load_scenarios
 from fedapa.store import run_db
 
@@ -30,16 +30,16 @@ def wanted(experiment: Path) -> set[tuple[str, str, int]]:
 
 def collect(folder: Path, experiment: Path, kept: Path = HERE / "results") -> Path | None:
     names = wanted(experiment)
-    mine = [run for run in run_results.load(folder) if (run.scenario, run.label, run.seed) in names]
+    mine = [run for run in result_sets.load(folder) if (run.scenario, run.label, run.seed) in names]
     finished = [run for run in mine if run.status == "finished"]
     if not finished:
         return None
     path = kept / f"{experiment.stem}.json"
     path.parent.mkdir(exist_ok=True)
-    rows = collected.merged(earlier(path, "runs", names), run_results.as_dicts(finished))
+    rows = collected.merged(earlier(path, "runs", names), result_sets.as_dicts(finished))
     failed = [failure(run) for run in mine if run.status == "failed"]
     failed = collected.merged_failures(earlier(path, "failed", names), failed, rows)
-    return run_results.write_file(path, rows, failed)
+    return result_sets.write_file(path, rows, failed)
 
 
 def earlier(path: Path, part: str, names: set[tuple[str, str, int]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import click
 import numpy as np
 from scipy import stats
 
-from fedapa.analysis import run_results
+from fedapa.analysis import comparison, result_sets, run_results, standings
 from fedapa.config.experiment import execute, lay_out
 from fedapa.config.load import check
 
@@ -41,7 +41,7 @@ def play_pair(k: int, method: str, allocations: int, rounds: int, clients: int, 
             data = DATA | {"clients": clients, "alpha": alpha, "seed": seed}
             for side, label in enumerate((method, AGAIN)):
                 _run(Path(folder), label, method, data, 2 * seed + side, rounds)
-        return _tested(run_results.load(Path(folder)), method)
+        return _tested(result_sets.load(Path(folder)), method)
 
 
 def _run(out: Path, label: str, method: str, data: dict[str, Any], seed: int, rounds: int) -> None:
@@ -63,12 +63,12 @@ def _run(out: Path, label: str, method: str, data: dict[str, Any], seed: int, ro
 
 
 def _tested(runs: list[run_results.RunResult], method: str) -> Tested:
-    rows = {row["method"]: row for row in run_results.table(runs, method)}
+    rows = {row.method: row for row in comparison.table(runs, method)}
     first, second = (np.concatenate([_clients(run) for run in runs if run.label == name]) for name in (method, AGAIN))
-    behind = next((row["behind_p"] for row in rows.values() if row["standing"] != "best"), None)
-    return Tested(
-        rows[AGAIN]["gain_p_adjusted"], behind, float(stats.wilcoxon(second - first, zero_method="pratt").pvalue)
-    )
+    behind = next((row.standing.p for row in rows.values() if row.standing.verdict != "best"), None)
+    gain = rows[AGAIN].gain
+    by_clients = float(stats.wilcoxon(second - first, zero_method="pratt").pvalue)
+    return Tested(None if gain is None else gain.p_adjusted, behind, by_clients)
 
 
 def _clients(run: run_results.RunResult) -> run_results.Floats:
@@ -95,9 +95,7 @@ def main(pairs: int, processes: int, **setting: Any) -> None:
     print(f"{pairs} pairs ({said}); rejected at 5 %:")
     for name in Tested._fields:
         ps = [getattr(tested, name) for tested in found]
-        print(
-            f"  {name}: {sum(p is not None and p < run_results.LEVEL for p in ps)} of {sum(p is not None for p in ps)}"
-        )
+        print(f"  {name}: {sum(p is not None and p < standings.LEVEL for p in ps)} of {sum(p is not None for p in ps)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapa.analysis import run_results
+from fedapa.analysis import result_sets
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.config.grid import load_scenarios
 from fedapa.rounds.evaluation import Summary
@@ -56,7 +56,7 @@ def made_up(scenario: str, label: str, test: float, held: float | None = None, *
 
 def stored(runs: list[RunResult]) -> Any:
     """The runs as a file of results has them."""
-    return json.loads(json.dumps(run_results.as_dicts(runs), default=str))
+    return json.loads(json.dumps(result_sets.as_dicts(runs), default=str))
 
 
 def section(monkeypatch: pytest.MonkeyPatch, maker: str, experiment: str, runs: list[RunResult]) -> str:

@@ -5,27 +5,60 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import Call
+from fedapa.analysis.method_rows import Attacked, Gain, MethodRow, PhaseSpread, Standing
 from fedapa.cli import comparison_formats
 from fedapa.core.scores import ACCURACY
 from made_runs import make_run
 
 
-def row(method: str, last: float, sd: float | None = None, scenario: str = "", **more: Any) -> dict[str, Any]:
+def phase(last: float, sd: float | None) -> PhaseSpread:
+    return PhaseSpread(last, last, last, sd, None, None, None, None)
+
+
+def row(method: str, last: float, sd: float | None = None, scenario: str = "", **more: Any) -> MethodRow:
     """Before local training 10 points less, and twice the spread."""
-    found = {"before_last": last - 10, "before_sd": None if sd is None else 2 * sd, "after_last": last, "after_sd": sd}
-    found |= {"gain": [1, 2, 3], "rounds": "5/5", "round": 5, "standing": "behind", "scores": {"p": last}}
-    found |= {"score": ACCURACY.as_dict()}
-    return {"scenario": scenario, "method": method, "evaluated": "after", **found, **more}
+    before, after = phase(last - 10, None if sd is None else 2 * sd), phase(last, sd)
+    gain = Gain((1, 2, 3), 0.5, None, None, None, 5, 1)
+    about = {"seeds": 1, "allocations": 1, "rounds_done": 5, "rounds_planned": 5, "round": 5, "unfinished": 0}
+    about |= {"evaluated": "after", "score": ACCURACY, "numerics": "1", "before": before, "after": after}
+    about |= {"worst_client": 0.0, "worst_tenth": 0.0, "gain": gain, "gain_note": "", "attacked": None, "kib": 1.0}
+    about |= {"seconds": 1.0, "epsilon": None, "scores": {"p": last}, "overlap": 0.0, "standing": Standing("behind")}
+    return MethodRow(scenario=scenario, method=method, **(about | more))
+
+
+# What other programs read. A name that changes here breaks them: the dashboard's pages, notebooks, spreadsheets.
+NAMES = re.findall(
+    r"\w+",
+    """scenario method seeds allocations rounds round unfinished evaluated score numerics
+    before_last before_tail before_best before_sd before_low before_high before_selected before_held
+    after_last after_tail after_best after_sd after_low after_high after_selected after_held
+    worst_client worst_tenth
+    gain gain_points gain_low gain_high gain_p_unadjusted gain_round gain_allocations gain_note
+    attackers honest attack_points attacker_weight kib seconds epsilon scores overlap
+    gain_p_adjusted standing behind behind_p""",
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"gain": None}, {"attacked": Attacked(2, 70.0, -3.0, None)}])
+def test_rows_have_the_same_names_in_json_whatever_is_known(more: dict[str, Any]) -> None:
+    found = row("x", 80.0, **more).as_dict()
+    assert list(found) == NAMES
+    assert json.loads(json.dumps(found)) == found
+    assert (found["gain"], found["gain_allocations"]) == ((None, 0) if "gain" in more else ([1, 2, 3], 1))
+    assert (found["attackers"], found["attack_points"]) == ((2, -3.0) if "attacked" in more else (0, None))
+    assert (found["rounds"], found["standing"], found["score"]["name"]) == ("5/5", "behind", "accuracy")
 
 
 def test_csv_has_every_number() -> None:
-    text = comparison_formats.as_csv([row("local", 80.123456), row("fedapa", 81.0) | {"gain": None}])
+    rows = [row("local", 80.123456), row("fedapa", 81.0, gain=None)]
+    text = comparison_formats.as_csv([comparison_formats.flat(one) for one in rows])
     one, two = csv.DictReader(io.StringIO(text))
     assert (one["after_last"], one["clients_gain"], one["clients_lose"]) == ("80.123456", "1", "3")
     assert (two["method"], two["clients_gain"]) == ("fedapa", "")
@@ -36,8 +69,8 @@ def test_latex_by_hand() -> None:
     """The star is on what a method is evaluated by, bold on the highest of these: 85.00 is neither."""
     rows = [
         row("local", 80.0, 0.5, "a"),
-        row("my_method", 85.0, None, "a", evaluated="before", standing="best"),
-        row("local", 70.0, None, "b & c", rounds="3/5", round=3),
+        row("my_method", 85.0, None, "a", evaluated="before", standing=Standing("best")),
+        row("local", 70.0, None, "b & c", rounds_done=3, round=3),
     ]
     assert comparison_formats.as_latex(rows).splitlines()[1:] == [
         r"\begin{tabular}{lrrrr}",

@@ -53,8 +53,8 @@ def test_a_run_under_way_is_compared_at_the_last_round_of_both(top: Path) -> Non
     """After its first round FedAPA has 3, 4 and 5 right, Local 2, 4 and 6 then, and 4, 5 and 6 in the end."""
     make_run(top / "fedper-seed0", "fedper", OURS[:1], status="running", rounds=2)
     now = Board(top).look()
-    (row,) = [row for row in now.scenarios[0].rows if row["method"] == "fedper"]
-    assert (row["gain"], row["gain_round"], row["standing"]) == ([1, 1, 1], 1, "not compared: at round 1")
+    (row,) = [row for row in now.scenarios[0].rows if row.method == "fedper"]
+    assert (row.gain.clients, row.gain.round, row.standing.verdict) == ((1, 1, 1), 1, "not compared: at round 1")
     view = views.clients(now, "fedper-seed0")
     assert ([one["gain"] for one in view["clients"]], view["gain_round"]) == ([10, 0, -10], 1)
     chosen = views.compare(now, ["fedper-seed0", "local-seed0"], "fedper")

@@ -16,7 +16,7 @@ import torch
 from fleet import NAMES, Direct, config_text, grid, in_process, make_sites, over_grid, server_digest, terms_of
 from flwr.app import Error, Message
 
-from fedapa.analysis import run_results
+from fedapa.analysis import result_sets
 from fedapa.config.experiment import lay_out
 from fedapa.config.experiment import read_config as read_run
 from fedapa.config.load import load
@@ -415,9 +415,9 @@ def test_a_real_run_does_not_call_its_noise_simulated(tmp_path: Path) -> None:
     (run,) = lay_out(load(str(tmp_path / "fed.toml")), tmp_path / "fed")
     sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
     play_over(Direct(make_sites(tmp_path)), lambda: sites, read_run(run), run)
-    (found,) = run_results.load(run)
+    (found,) = result_sets.load(run)
     account = found.privacy
     assert account is not None
     assert (account.simulated, account.noise, account.norm, account.rounds) == (False, NOISE, NORM, 3)
-    assert f"epsilon {account.epsilon:.3g} at delta 1e-05 over 3 rounds" in run_results.protection([found])[0]
-    assert not any("simulated" in line.lower() for line in run_results.protection([found]))
+    assert f"epsilon {account.epsilon:.3g} at delta 1e-05 over 3 rounds" in result_sets.protection([found])[0]
+    assert not any("simulated" in line.lower() for line in result_sets.protection([found]))

@@ -56,9 +56,9 @@ def test_runs_of_different_numerics_versions_are_named_and_not_paired(make: Make
     change(local, "INSERT INTO meta VALUES ('numerics', '2')")
     (mixed,) = look(local).scenarios
     assert any("(version 1: fedapa; version 2: local)" in note for note in mixed.notes)
-    rows = {row["method"]: row for row in mixed.rows}
-    assert rows["fedapa"]["gain"] is None
-    assert same.rows[-1]["gain"] is not None
+    rows = {row.method: row for row in mixed.rows}
+    assert rows["fedapa"].gain is None
+    assert same.rows[-1].gain is not None
 
 
 def test_gains_over_local_by_hand(make: Make) -> None:
@@ -105,7 +105,7 @@ def test_one_name_with_other_hyper_parameters_is_another_method(make: Make) -> N
     make("a", "fedapa", HALF, method="FedAPA(eta=0.01, mu=0.5)")
     make("c", "fedapa", HALF, method="FedAPA(eta=0.01, mu=0.5)", seed=1)
     (scenario,) = look(make("b", "fedapa", MORE, method="FedAPA(eta=0.01, mu=0.3)")).scenarios
-    assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
+    assert [(row.method, row.seeds) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
 
 
 def test_runs_that_store_json_and_older_ones_are_one_method(make: Make) -> None:
@@ -114,7 +114,7 @@ def test_runs_that_store_json_and_older_ones_are_one_method(make: Make) -> None:
         store(run, "settings", settings_to_json(method=make_method("fedapa", mu=mu)))
     older = make("older", "fedapa", HALF, seed=1, method=repr(make_method("fedapa", mu=0.5)))
     (scenario,) = look(older).scenarios
-    assert [(row["method"], row["seeds"]) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
+    assert [(row.method, row.seeds) for row in scenario.rows] == [("fedapa (mu=0.5)", 2), ("fedapa (mu=0.3)", 1)]
 
 
 def test_wrapped_methods_are_told_apart_by_what_is_inside_them() -> None:
@@ -210,7 +210,7 @@ def test_accuracies_that_are_not_finite_are_left_out(make: Make) -> None:
     run = make("a", "fedapa", [[1, 1], [5, 5], [2, 2]])
     change(run, "UPDATE summary SET pooled = 9e999 WHERE round = 0")
     (scenario,) = look(run).scenarios
-    assert scenario.rows[0]["after_best"] == 50
+    assert scenario.rows[0].after.best == 50
     assert scenario.runs[0].curve.pooled[1:] == pytest.approx([50, 20])
     assert np.isnan(scenario.runs[0].curve.pooled[0])
     assert "not finite" in scenario.notes[0]

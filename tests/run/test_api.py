@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedapa as fa
-from fedapa.analysis import run_results
+from fedapa.analysis import comparison, result_sets
 from fedapa.store import run_db
 
 
@@ -160,9 +160,9 @@ def test_workers_do_not_change_a_bit() -> None:
 def test_a_run_folder_of_fit_can_be_compared(tmp_path: Path) -> None:
     for method in (fa.LocalOnly(), fa.FedAvg(fine_tune=True), "fedapa"):
         fa.fit(method, data(), "mlp", out=tmp_path / str(method), **FIT)  # type: ignore[arg-type]
-    rows = {row["method"]: row for row in run_results.table(run_results.load(tmp_path))}
+    rows = {row.method: row for row in comparison.table(result_sets.load(tmp_path))}
     assert rows.keys() == {"local", "fedavg-ft", "fedapa"}  # the names of the command line
-    assert sum(rows["fedapa"]["gain"]) == 4
+    assert sum(rows["fedapa"].gain.clients) == 4
     with run_db.reading(tmp_path / "fedapa" / "run.db") as db:
         assert run_db.meta(db)["source"] == "arrays"
 

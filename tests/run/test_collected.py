@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command import SMALL, Call
-from fedapa.analysis import collected, run_results
+from fedapa.analysis import collected, result_sets
 from fedapa.errors import InputError
 from fedapa.version import NUMERICS
 from maker import load_maker
@@ -85,7 +85,7 @@ def state(answer: Any) -> dict[str, str]:
 
 
 def names(out: Path) -> set[str]:
-    return {f"{run.scenario}/{run.label}-seed{run.seed}" for run in run_results.load(out)}
+    return {f"{run.scenario}/{run.label}-seed{run.seed}" for run in result_sets.load(out)}
 
 
 def test_long_experiments_go_on_from_collected_results(grid: Path, tmp_path: Path, fedapa: Call) -> None:

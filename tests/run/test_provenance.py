@@ -17,7 +17,7 @@ import torch
 
 import fedapa as fa
 from command import Call
-from fedapa.analysis import run_results
+from fedapa.analysis import result_sets, run_results
 from fedapa.analysis.run_reader import gather
 from fedapa.config.experiment import config_hash, execute, lay_out, method_from, single
 from fedapa.config.load import load
@@ -56,7 +56,7 @@ def test_a_run_keeps_where_its_numbers_come_from(small: Path, tmp_path: Path) ->
     read = run_results.read(run)
     assert read is not None
     assert read.provenance == provenance.read(found)
-    (again,) = run_results.from_dicts(json.loads(json.dumps(run_results.as_dicts([read]), default=str)))
+    (again,) = result_sets.from_dicts(json.loads(json.dumps(result_sets.as_dicts([read]), default=str)))
     assert (again.provenance, again.partition) == (read.provenance, found["partition"])
 
 
@@ -87,7 +87,7 @@ def test_results_from_before_are_numerics_1_and_unknown(tmp_path: Path) -> None:
     rows = json.loads((ROOT / "experiments" / "results" / "table2.json").read_text())["runs"]
     for row in rows:
         row.pop("provenance", None)
-    assert {run.provenance for run in run_results.from_dicts(rows)} == {provenance.Provenance()}
+    assert {run.provenance for run in result_sets.from_dicts(rows)} == {provenance.Provenance()}
     assert provenance.Provenance().numerics == 1
 
 

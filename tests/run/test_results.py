@@ -15,9 +15,10 @@ import pytest
 from scipy import stats
 from toy import Toy, play, toy_data
 
-from fedapa.analysis import run_results
+from fedapa.analysis import comparison, pairing, result_sets, run_results, standings
+from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
-from fedapa.core.scores import ACCURACY
+from fedapa.core.scores import RMSE
 from fedapa.errors import InputError
 from fedapa.rounds.evaluation import Summary
 from fedapa.rounds.round_plan import Plan
@@ -73,31 +74,31 @@ def test_gains_are_counted_against_local_of_the_same_seed_and_partition(tmp_path
     make(tmp_path / "elsewhere", label="other", partition="q")
     change(local, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'",
            "UPDATE client_score SET sum = 10 WHERE client = 1 AND phase = 'after' AND score = 'accuracy'")  # fmt: skip
-    rows = {row["method"]: row for row in run_results.table(run_results.load(tmp_path))}
-    assert rows["toy"]["gain"] == [1, 2, 1]
-    assert rows["local"]["gain"] == [0, 4, 0]
-    assert rows["other"]["gain"] is None
+    rows = {row.method: row for row in comparison.table(result_sets.load(tmp_path))}
+    assert rows["toy"].gain.clients == (1, 2, 1)
+    assert rows["local"].gain.clients == (0, 4, 0)
+    assert rows["other"].gain is None
 
 
 def test_client_gains_by_hand(tmp_path: Path) -> None:
     local = make(tmp_path / "local", label="local")
     make(tmp_path / "toy")
     change(local, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
-    rows = run_results.client_gains(run_results.load(tmp_path))
+    rows = pairing.client_gains(result_sets.load(tmp_path))
     # Client 0 has 3 of its 10 right in the last round; alone it now has none.
-    first = rows[0]["test_samples"]
-    assert [row["client"] for row in rows] == [0, 1, 2, 3]
-    assert rows[0]["gain"] == pytest.approx(100 * 3 / first)
-    assert [row["gain"] for row in rows[1:]] == [0, 0, 0]
-    assert run_results.client_gains(run_results.load(tmp_path), "nobody") == []
+    first = rows[0].test_samples
+    assert [row.client for row in rows] == [0, 1, 2, 3]
+    assert rows[0].gain == pytest.approx(100 * 3 / first)
+    assert [row.gain for row in rows[1:]] == [0, 0, 0]
+    assert pairing.client_gains(result_sets.load(tmp_path), "nobody") == []
 
 
 def test_gains_against_another_method(tmp_path: Path) -> None:
     other = make(tmp_path / "other", label="other")
     make(tmp_path / "toy")
     change(other, "UPDATE client_score SET sum = 0 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
-    rows = {row["method"]: row for row in run_results.table(run_results.load(tmp_path), "other")}
-    assert rows["toy"]["gain"] == [1, 3, 0]
+    rows = {row.method: row for row in comparison.table(result_sets.load(tmp_path), "other")}
+    assert rows["toy"].gain.clients == (1, 3, 0)
 
 
 def test_scenarios_are_kept_apart_and_ranked(tmp_path: Path) -> None:
@@ -106,31 +107,31 @@ def test_scenarios_are_kept_apart_and_ranked(tmp_path: Path) -> None:
             path = make(tmp_path / scenario / label, label=label)
             value = {better: 90, "z": 10}.get(label, 50)
             change(path, f"UPDATE summary SET pooled = {value} WHERE round = 6 AND score = 'accuracy'")
-    rows = run_results.table(run_results.load(tmp_path))
-    assert [(row["scenario"], row["method"]) for row in rows] == [(s, m) for s in "abc" for m in "xyz"]
-    found = run_results.ranks(rows)
+    rows = comparison.table(result_sets.load(tmp_path))
+    assert [(row.scenario, row.method) for row in rows] == [(s, m) for s in "abc" for m in "xyz"]
+    found = standings.ranks(rows)
     assert found is not None
     assert found.mean_rank == pytest.approx({"x": 4 / 3, "y": 5 / 3, "z": 3})
     # Friedman by hand: 12 / (3 * 3 * 4) * (4^2 + 5^2 + 9^2) - 3 * 3 * 4 = 14 / 3 on two degrees of freedom.
     assert found.p == pytest.approx(2.718281828459045 ** (-14 / 6))
-    assert run_results.ranks([row for row in rows if row["scenario"] == "a"]) is None
+    assert standings.ranks([row for row in rows if row.scenario == "a"]) is None
 
 
 def test_a_file_of_results_says_what_the_folder_says(tmp_path: Path) -> None:
     make(tmp_path / "toy")
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"runs": run_results.as_dicts(run_results.load(tmp_path))}, default=str))
-    assert run_results.table(run_results.survey(path).runs) == run_results.table(run_results.load(tmp_path))
+    path.write_text(json.dumps({"runs": result_sets.as_dicts(result_sets.load(tmp_path))}, default=str))
+    assert comparison.table(result_sets.survey(path).runs) == comparison.table(result_sets.load(tmp_path))
     path.write_text("[]")
     with pytest.raises(InputError, match="not a file of results"):
-        run_results.load(path)
+        result_sets.load(path)
 
 
 def test_an_unreadable_run_is_left_out_and_named(tmp_path: Path) -> None:
     make(tmp_path / "toy")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.db").write_text("no database")
-    found = run_results.survey(tmp_path)
+    found = result_sets.survey(tmp_path)
     assert [run.folder.name for run in found.runs] == ["toy"]
     assert [path.name for path in found.unreadable] == ["broken"]
 
@@ -139,11 +140,11 @@ def test_spread_over_seeds(tmp_path: Path) -> None:
     one, two = make(tmp_path / "1"), make(tmp_path / "2", seed="1", partition="q")
     change(one, "UPDATE summary SET pooled = 50 WHERE round = 6 AND score = 'accuracy'")
     change(two, "UPDATE summary SET pooled = 60 WHERE round = 6 AND score = 'accuracy'")
-    (row,) = run_results.table(run_results.load(tmp_path))
-    assert (row["seeds"], row["allocations"]) == (2, 2)
-    assert row["after_last"] == 55
-    assert row["after_sd"] == pytest.approx(50**0.5)
-    assert (row["after_low"], row["after_high"]) == (None, None)  # three are needed
+    (row,) = comparison.table(result_sets.load(tmp_path))
+    assert (row.seeds, row.allocations) == (2, 2)
+    assert row.after.last == 55
+    assert row.after.sd == pytest.approx(50**0.5)
+    assert (row.after.low, row.after.high) == (None, None)  # three are needed
 
 
 def test_runs_on_one_allocation_count_once(tmp_path: Path) -> None:
@@ -151,16 +152,16 @@ def test_runs_on_one_allocation_count_once(tmp_path: Path) -> None:
     for seed, (partition, value) in enumerate((("p", 50), ("p", 60), ("q", 75))):
         path = make(tmp_path / str(seed), seed=str(seed), partition=partition)
         change(path, f"UPDATE summary SET pooled = {value} WHERE round = 6 AND score = 'accuracy'")
-    (row,) = run_results.table(run_results.load(tmp_path))
-    assert (row["seeds"], row["allocations"], row["after_last"]) == (3, 2, 65)
-    assert row["after_sd"] == pytest.approx(200**0.5)
+    (row,) = comparison.table(result_sets.load(tmp_path))
+    assert (row.seeds, row.allocations, row.after.last) == (3, 2, 65)
+    assert row.after.sd == pytest.approx(200**0.5)
 
 
 def test_seeds_with_and_without_validation_data_can_be_compared(tmp_path: Path) -> None:
     make(tmp_path / "2", seed="1")
     change(make(tmp_path / "1"), "INSERT INTO summary VALUES (0, 'after', 'validation', 'accuracy', 1, 0, 0, 0, 0)")
-    (row,) = run_results.table(run_results.load(tmp_path))
-    assert row["after_selected"] is None
+    (row,) = comparison.table(result_sets.load(tmp_path))
+    assert row.after.selected is None
 
 
 def made_up(label: str, clients: Sequence[float], allocation: int = 0, scenario: str = "", **more: Any) -> RunResult:
@@ -173,8 +174,8 @@ def made_up(label: str, clients: Sequence[float], allocation: int = 0, scenario:
     return replace(RunResult(*values, partition), **more)
 
 
-def row_of(rows: list[dict[str, Any]], label: str) -> dict[str, Any]:
-    return next(row for row in rows if row["method"] == label)
+def row_of(rows: list[MethodRow], label: str) -> MethodRow:
+    return next(row for row in rows if row.method == label)
 
 
 def test_gains_are_tested_over_allocations_not_over_clients() -> None:
@@ -182,43 +183,43 @@ def test_gains_are_tested_over_allocations_not_over_clients() -> None:
     gains = (3, -1, 1)
     runs = [made_up("local", [80] * 20, a) for a in range(3)]
     runs += [made_up("x", [80 + gain] * 20, a) for a, gain in enumerate(gains)]
-    row = row_of(run_results.table(runs), "x")
-    assert (row["gain"], row["gain_points"], row["gain_allocations"]) == ([40, 0, 20], 1.0, 3)
-    assert row["gain_p_unadjusted"] == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
-    assert row["gain_p_unadjusted"] > 0.4
+    row = row_of(comparison.table(runs), "x")
+    assert (row.gain.clients, row.gain.points, row.gain.allocations) == ((40, 0, 20), 1.0, 3)
+    assert row.gain.p_unadjusted == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    assert row.gain.p_unadjusted > 0.4
     assert stats.wilcoxon(np.repeat(gains, 20)).pvalue < 0.01  # what was printed before
-    assert row["gain_low"] == pytest.approx(1 - 4.302653 * 2 / 3**0.5, abs=1e-5)
+    assert row.gain.low == pytest.approx(1 - 4.302653 * 2 / 3**0.5, abs=1e-5)
 
 
 def test_the_headline_is_of_the_model_that_the_method_is_evaluated_by() -> None:
     run = made_up("x", [80])
     run = replace(run, before=replace(run.before, last=70.0))
     assert (run.headline.last, replace(run, evaluated="before").headline.last) == (80.0, 70.0)
-    (row,) = run_results.table([replace(run, evaluated="before")])
-    assert list(row["scores"].values()) == [70.0]
+    (row,) = comparison.table([replace(run, evaluated="before")])
+    assert list(row.scores.values()) == [70.0]
 
 
 def test_each_allocation_counts_once_however_many_clients_it_has() -> None:
     runs = [made_up("local", [80], 0), made_up("x", [90], 0)]
     runs += [made_up("local", [80] * 9, 1), made_up("x", [80] * 9, 1)]
-    assert row_of(run_results.table(runs), "x")["gain_points"] == 5.0
+    assert row_of(comparison.table(runs), "x").gain.points == 5.0
 
 
 @pytest.mark.parametrize("allocations", [1, 2])
 def test_fewer_than_three_allocations_have_no_interval_and_no_p_and_say_so(allocations: int) -> None:
     runs = [made_up(m, [80 + a + 5 * (m == "x")] * 50, a) for m in ("local", "x") for a in range(allocations)]
-    rows = run_results.table(runs)
+    rows = comparison.table(runs)
     row = row_of(rows, "x")
-    assert row["gain"] == [50 * allocations, 0, 0]
-    assert [row[f"gain_{key}"] for key in ("low", "high", "p_unadjusted", "p_adjusted")] == [None] * 4
-    assert row["gain_note"] == f"{allocations} allocation{'s' * (allocations > 1)}, 3 are needed"
-    assert run_results.who_wins(rows).endswith(f"Not tested: {row['gain_note']}.")
+    assert row.gain.clients == (50 * allocations, 0, 0)
+    assert [getattr(row.gain, key) for key in ("low", "high", "p_unadjusted", "p_adjusted")] == [None] * 4
+    assert row.gain_note == f"{allocations} allocation{'s' * (allocations > 1)}, 3 are needed"
+    assert standings.who_wins(rows).endswith(f"Not tested: {row.gain_note}.")
 
 
 def test_intervals_of_a_table_stay_within_0_and_100() -> None:
-    (row,) = run_results.table([made_up("x", [value], a) for a, value in enumerate((100, 99, 96))])
-    assert row["after_high"] == 100.0
-    assert 0 < row["after_low"] < 98
+    (row,) = comparison.table([made_up("x", [value], a) for a, value in enumerate((100, 99, 96))])
+    assert row.after.high == 100.0
+    assert 0 < row.after.low < 98
 
 
 def test_p_values_are_adjusted_by_holm_over_the_methods_of_a_scenario() -> None:
@@ -227,9 +228,9 @@ def test_p_values_are_adjusted_by_holm_over_the_methods_of_a_scenario() -> None:
     runs = [made_up("local", [50], a, s) for a in range(3) for s in "ab"]
     runs += [made_up(m, [50 + g], a, "a") for m, values in gains.items() for a, g in enumerate(values)]
     runs += [made_up("x", [50 + g], a, "b") for a, g in enumerate(gains["x"])]
-    rows = run_results.table(runs)
+    rows = comparison.table(runs)
     p = {m: float(stats.ttest_1samp(values, 0).pvalue) for m, values in gains.items()}
-    found = {(row["scenario"], row["method"]): row["gain_p_adjusted"] for row in rows}
+    found = {(row.scenario, row.method): row.gain.p_adjusted for row in rows}
     assert found["a", "x"] == pytest.approx(3 * p["x"])
     assert found["a", "y"] == pytest.approx(2 * p["y"])
     assert found["b", "x"] == pytest.approx(p["x"])
@@ -238,30 +239,30 @@ def test_p_values_are_adjusted_by_holm_over_the_methods_of_a_scenario() -> None:
 def test_who_wins_says_who_is_not_distinguishable() -> None:
     """x is ahead of y by 1, -1 and 3 points, and of z by 40, 41 and 40, each times two rivals."""
     accuracies = {"x": (80, 82, 84), "y": (79, 83, 81), "z": (40, 41, 44)}
-    rows = run_results.table([made_up(m, [v], a) for m, values in accuracies.items() for a, v in enumerate(values)])
-    told = {row["method"]: row["standing"] for row in rows}
+    rows = comparison.table([made_up(m, [v], a) for m, values in accuracies.items() for a, v in enumerate(values)])
+    told = {row.method: row.standing.verdict for row in rows}
     assert told == {"x": "best", "y": "not distinguishable", "z": "behind"}
-    assert row_of(rows, "z")["behind_p"] == pytest.approx(2 * stats.ttest_1samp((40, 41, 40), 0).pvalue)
-    assert run_results.who_wins(rows) == "Highest: x with 82.00 %. Not distinguishable from it: y. Behind it: z."
+    assert row_of(rows, "z").standing.p == pytest.approx(2 * stats.ttest_1samp((40, 41, 40), 0).pvalue)
+    assert standings.who_wins(rows) == "Highest: x with 82.00 %. Not distinguishable from it: y. Behind it: z."
 
 
 def test_who_is_highest_is_judged_on_the_allocations_that_all_have() -> None:
     """Local was also run on the easy allocation 3, which the others do not have."""
     runs = [made_up("local", [value], a) for a, value in enumerate((70, 71, 72, 99))]
     runs += [made_up("x", [value], a) for a, value in enumerate((73, 75, 74))]
-    assert row_of(run_results.table(runs), "local")["after_last"] > row_of(run_results.table(runs), "x")["after_last"]
-    assert row_of(run_results.table(runs), "x")["standing"] == "best"
+    assert row_of(comparison.table(runs), "local").after.last > row_of(comparison.table(runs), "x").after.last
+    assert row_of(comparison.table(runs), "x").standing.verdict == "best"
 
 
 def test_who_wins_is_wrong_in_five_of_a_hundred_tables_at_most() -> None:
     """Six methods without a difference: all must be called level with the highest in 95 of 100 tables."""
     random = np.random.default_rng(0)
+    (any_row,) = comparison.table([made_up("x", [80])])
     wrong = 0
     for _ in range(200):
         values = random.normal(80, 1, (6, 4)) + random.normal(0, 3, 4)
-        about = {"round": 5, "allocations": 4, "overlap": 0.0, "score": ACCURACY.as_dict()}
-        rows = [about | {"scores": dict(enumerate(row))} for row in values]
-        wrong += run_results._standings(rows)[0]["standing"] == "behind"  # the first, who is as good as any
+        rows = [replace(any_row, allocations=4, scores={str(k): v for k, v in enumerate(row)}) for row in values]
+        wrong += standings.standings(rows)[0].verdict == "behind"  # the first, who is as good as any
     assert wrong <= 10
 
 
@@ -269,7 +270,7 @@ def test_splits_of_the_same_rows_are_not_independent_studies() -> None:
     """Three test rows to one train row: the variance of the mean gain is s^2 (1/3 + 3), not s^2 / 3."""
     runs = [made_up("local", [80], a, overlap=3.0) for a in range(3)]
     runs += [made_up("x", [80 + gain], a, overlap=3.0) for a, gain in enumerate((3, 4, 5))]
-    assert row_of(run_results.table(runs), "x")["gain_p_unadjusted"] == pytest.approx(
+    assert row_of(comparison.table(runs), "x").gain.p_unadjusted == pytest.approx(
         2 * stats.t.sf(4 / (1 / 3 + 3) ** 0.5, 2)
     )
 
@@ -278,12 +279,12 @@ def test_ranks_are_over_equally_many_allocations() -> None:
     """y leads on the first allocation of b, and only by x's bad second and third it would lead in the mean of a."""
     values = {("a", "x"): (90, 10, 10), ("a", "y"): (50, 50, 50), ("b", "x"): (40,), ("b", "y"): (60,)}
     runs = [made_up(m, [v], a, s) for (s, m), found in values.items() for a, v in enumerate(found)]
-    found = run_results.ranks(run_results.table(runs))
+    found = standings.ranks(comparison.table(runs))
     assert found is not None
     assert (found.mean_rank, found.allocations) == ({"x": 1.5, "y": 1.5}, 1)
     runs.append(made_up("z", [99], 5, "a"))
     runs.append(made_up("z", [99], 5, "b"))
-    assert run_results.ranks(run_results.table(runs)) is None  # no allocation that all have
+    assert standings.ranks(comparison.table(runs)) is None  # no allocation that all have
 
 
 # --- at the same round ---------------------------------------------------------------------------
@@ -300,42 +301,42 @@ def test_an_unfinished_run_is_compared_at_the_last_round_of_both(tmp_path: Path)
     """The same method twice, stopped after 6 of 7 rounds: equal, though it has less right than the other's last."""
     make(tmp_path / "local", label="local")
     stop(make(tmp_path / "toy"), 6)
-    runs = run_results.load(tmp_path)
-    row = row_of(run_results.table(runs), "toy")
-    assert (row["gain"], row["gain_points"], row["gain_round"]) == ([0, 4, 0], 0.0, 6)
-    assert (row["rounds"], row["round"], row["standing"]) == ("6/7", 6, "not compared: at round 6")
-    assert row_of(run_results.table(runs), "local")["round"] == 7
-    assert row_of(run_results.table(runs, "toy"), "local")["gain"] == [0, 4, 0]
-    assert {found["gain"] for found in run_results.client_gains(runs)} == {0.0}
-    assert {found["round"] for found in run_results.client_gains(runs)} == {6}
+    runs = result_sets.load(tmp_path)
+    row = row_of(comparison.table(runs), "toy")
+    assert (row.gain.clients, row.gain.points, row.gain.round) == ((0, 4, 0), 0.0, 6)
+    assert (row.rounds, row.round, row.standing.verdict) == ("6/7", 6, "not compared: at round 6")
+    assert row_of(comparison.table(runs), "local").round == 7
+    assert row_of(comparison.table(runs, "toy"), "local").gain.clients == (0, 4, 0)
+    assert {found.gain for found in pairing.client_gains(runs)} == {0.0}
+    assert {found.round for found in pairing.client_gains(runs)} == {6}
 
 
 def test_runs_of_a_file_at_different_rounds_are_not_compared(tmp_path: Path) -> None:
     """A file of results holds the last round alone."""
     make(tmp_path / "local", label="local")
     stop(make(tmp_path / "toy"), 6)
-    rows = json.loads(json.dumps(run_results.as_dicts(run_results.load(tmp_path)), default=str))
-    row = row_of(run_results.table(run_results.from_dicts(rows)), "toy")
-    assert (row["gain"], row["gain_points"], row["gain_note"]) == (None, None, "not compared: rounds differ")
-    assert run_results.client_gains(run_results.from_dicts(rows)) == []
+    rows = json.loads(json.dumps(result_sets.as_dicts(result_sets.load(tmp_path)), default=str))
+    row = row_of(comparison.table(result_sets.from_dicts(rows)), "toy")
+    assert (row.gain, row.as_dict()["gain_points"], row.gain_note) == (None, None, "not compared: rounds differ")
+    assert pairing.client_gains(result_sets.from_dicts(rows)) == []
 
 
 def test_unfinished_runs_do_not_count_beside_finished_ones(tmp_path: Path) -> None:
     make(tmp_path / "toy-0")
     stop(make(tmp_path / "toy-1", seed="1", partition="q"), 2)
-    runs = run_results.load(tmp_path)
-    (row,) = run_results.table(runs)
-    assert (row["seeds"], row["round"], row["unfinished"]) == (1, 7, 1)
-    assert row["after_last"] == pytest.approx(100 * 5 / 31)
-    assert run_results.left_out(runs, [row]) == ["toy seed 1 (2/7)"]
+    runs = result_sets.load(tmp_path)
+    (row,) = comparison.table(runs)
+    assert (row.seeds, row.round, row.unfinished) == (1, 7, 1)
+    assert row.after.last == pytest.approx(100 * 5 / 31)
+    assert standings.left_out(runs, [row]) == ["toy seed 1 (2/7)"]
 
 
 def test_runs_under_way_are_shown_at_the_round_that_all_have(tmp_path: Path) -> None:
     """Right in round 3: 11 of 31, in round 5: 3 of 31."""
     for seed, done in enumerate((5, 3)):
         stop(make(tmp_path / str(seed), seed=str(seed), partition=f"p{seed}"), done)
-    (row,) = run_results.table(run_results.load(tmp_path))
-    assert (row["round"], row["after_last"]) == (3, pytest.approx(100 * 11 / 31))
+    (row,) = comparison.table(result_sets.load(tmp_path))
+    assert (row.round, row.after.last) == (3, pytest.approx(100 * 11 / 31))
 
 
 def test_methods_at_different_rounds_are_not_ranked(tmp_path: Path) -> None:
@@ -343,7 +344,7 @@ def test_methods_at_different_rounds_are_not_ranked(tmp_path: Path) -> None:
         for label in "xyz":
             make(tmp_path / scenario / label, label=label)
     stop(tmp_path / "b" / "z", 4)
-    found = run_results.ranks(run_results.table(run_results.load(tmp_path)))
+    found = standings.ranks(comparison.table(result_sets.load(tmp_path)))
     assert found is not None
     assert set(found.mean_rank) == {"x", "y"}
 
@@ -352,15 +353,23 @@ def test_the_cost_of_an_attack_is_measured_at_the_same_round(tmp_path: Path) -> 
     make(tmp_path / "none" / "toy")
     attack = json.dumps({"kind": "scaled", "clients": [0], "factor": -5.0})
     stop(make(tmp_path / "scaled" / "toy", attack=attack), 3)
-    rows = {row["scenario"]: row for row in run_results.table(run_results.load(tmp_path), "toy")}
-    assert rows["scaled"]["attack_points"] == 0.0
+    rows = {row.scenario: row for row in comparison.table(result_sets.load(tmp_path), "toy")}
+    assert rows["scaled"].attacked.points == 0.0
 
 
 def test_rivals_are_found_by_allocation_whatever_the_seed_of_their_training() -> None:
     runs = [made_up("local", [70, 70], 0, seed=5), made_up("x", [72, 71], 0, seed=9)]
-    assert row_of(run_results.table(runs), "x")["gain"] == [2, 0, 0]
+    assert row_of(comparison.table(runs), "x").gain.clients == (2, 0, 0)
     runs.append(made_up("local", [80, 80], 0, seed=9))
-    assert row_of(run_results.table(runs), "x")["gain"] == [0, 0, 2]  # of the same seed, where there is one
+    assert row_of(comparison.table(runs), "x").gain.clients == (0, 0, 2)  # of the same seed, where there is one
+
+
+def test_less_of_an_error_is_a_gain() -> None:
+    """Squares of 100 samples add up to 25 alone and to 9 together: RMSE 0.5 and 0.3."""
+    runs = [made_up("local", [25], score=RMSE), made_up("x", [9], score=RMSE)]
+    gain = row_of(comparison.table(runs), "x").gain
+    assert gain is not None
+    assert (gain.clients, gain.points) == ((1, 0, 0), pytest.approx(0.2))
 
 
 def test_folders_without_results(tmp_path: Path) -> None:
@@ -369,7 +378,7 @@ def test_folders_without_results(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "run.db").touch()
     with pytest.raises(InputError, match="no run with results"):
-        run_results.load(tmp_path)
+        result_sets.load(tmp_path)
 
 
 def test_honest_clients_are_counted_apart_and_against_the_run_without_liars(tmp_path: Path) -> None:
@@ -379,13 +388,13 @@ def test_honest_clients_are_counted_apart_and_against_the_run_without_liars(tmp_
     make(tmp_path / "short" / "toy", rounds="3")  # another number of rounds: not to be compared with
     change(clean, "UPDATE client_score SET sum = 5 WHERE client = 1 AND phase = 'after' AND score = 'accuracy'")
     change(lied, "UPDATE client_score SET sum = 10 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
-    rows = {row["scenario"]: row for row in run_results.table(run_results.load(tmp_path), "toy")}
-    assert (rows["scaled"]["attackers"], rows["none"]["attackers"]) == (1, 0)
-    assert rows["scaled"]["honest"] == pytest.approx((0 + 20 + 0) / 3)
-    assert rows["scaled"]["attack_points"] == pytest.approx((0 - 50) / 3)
-    assert rows["scaled"]["attacker_weight"] is None  # the toy has no A
-    assert rows["none"]["honest"] is None
-    assert rows["scaled"]["gain"] == [0, 3, 0]  # against the toy of its own scenario, without the liar
+    rows = {row.scenario: row for row in comparison.table(result_sets.load(tmp_path), "toy")}
+    assert (rows["scaled"].attacked.attackers, rows["none"].attacked) == (1, None)
+    assert rows["scaled"].attacked.honest == pytest.approx((0 + 20 + 0) / 3)
+    assert rows["scaled"].attacked.points == pytest.approx((0 - 50) / 3)
+    assert rows["scaled"].attacked.weight is None  # the toy has no A
+    assert rows["none"].as_dict()["honest"] is None
+    assert rows["scaled"].gain.clients == (0, 3, 0)  # against the toy of its own scenario, without the liar
 
 
 def test_the_weight_on_liars_by_hand(tmp_path: Path) -> None:
@@ -400,5 +409,5 @@ def test_the_weight_on_liars_by_hand(tmp_path: Path) -> None:
     assert run is not None
     assert run.attackers == (1, 3)
     assert run.attacker_weight == (0.0, pytest.approx((0.4 + 0.0) / 2))
-    again = run_results.from_dicts(json.loads(json.dumps(run_results.as_dicts([run]), default=str)))[0]
+    again = result_sets.from_dicts(json.loads(json.dumps(result_sets.as_dicts([run]), default=str)))[0]
     assert (again.attackers, again.attacker_weight) == (run.attackers, run.attacker_weight)

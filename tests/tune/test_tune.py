@@ -25,7 +25,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.store import run_folder
 from fedapa.sweep import pool
 from fedapa.tune.trials import NAME, Plan, Trial, make_plan, save, stored
-from fedapa.tune.tuning import TABLE, TUNED, best, rows, tune
+from fedapa.tune.tuning import TABLE, TUNED, TrialRow, best, rows, tune
 from hospitals import write_hospitals
 
 METHODS = "local,ditto"
@@ -48,12 +48,12 @@ def plan_of(small: Path, **changes: Any) -> Plan:
     return make_plan(load(str(small), ["methods=['local', 'ditto']"]), {}, **words)
 
 
-def settings(found: list[dict[str, Any]]) -> list[tuple[str, int, dict[str, Any]]]:
-    return [(row["method"], row["trial"], row["settings"]) for row in found]
+def settings(found: list[TrialRow]) -> list[tuple[str, int, dict[str, Any]]]:
+    return [(row.method, row.trial, row.settings) for row in found]
 
 
-def chosen(found: list[dict[str, Any]]) -> dict[str, int]:
-    return {name: row["trial"] for name, row in best(found).items()}
+def chosen(found: list[TrialRow]) -> dict[str, int]:
+    return {name: row.trial for name, row in best(found).items()}
 
 
 # ------------------------------------------------------------------------------------------- what is chosen, by what
@@ -78,7 +78,7 @@ def test_test_labels_change_no_choice(small: Path, tmp_path: Path, here: None, m
     true_data = experiment.load_data
     monkeypatch.setattr(experiment, "load_data", lambda config, seed: scrambled(true_data(config, seed)))
     _, spoilt = tune(plan, tmp_path / "spoilt", 1)
-    assert [(row["held"], row["settings"]) for row in honest] == [(row["held"], row["settings"]) for row in spoilt]
+    assert [(row.held, row.settings) for row in honest] == [(row.held, row.settings) for row in spoilt]
     assert (tmp_path / "honest" / TUNED).read_bytes() == (tmp_path / "spoilt" / TUNED).read_bytes()
     on_test = [
         [
@@ -115,12 +115,12 @@ def test_a_share_of_the_configs_own_is_kept_and_so_are_its_rounds(small: Path, h
 
 def test_the_default_is_trial_0_and_wins_ties(small: Path, here: None, tmp_path: Path) -> None:
     _, found = tune(plan_of(small), tmp_path / "out", 1)
-    assert [row["settings"] for row in found if row["trial"] == 0] == [{}, {}]
+    assert [row.settings for row in found if row.trial == 0] == [{}, {}]
     for name, row in best(found).items():
-        assert row["held"] == max(one["held"] for one in found if one["method"] == name)
-        assert row["held"] >= next(one["held"] for one in found if one["method"] == name and one["trial"] == 0)
+        assert row.held == max(one.held for one in found if one.method == name)
+        assert row.held >= next(one.held for one in found if one.method == name and one.trial == 0)
     same = [
-        {"method": "local", "trial": k, "held": held, "score": ACCURACY.as_dict()}
+        TrialRow("local", k, {}, held, {}, 1.0, "finished", "", ACCURACY)
         for k, held in enumerate([70.0, None, 70.0, 69.0])
     ]
     assert chosen(same) == {"local": 0}
@@ -153,14 +153,14 @@ def test_the_tuned_file_runs_as_it_is(small: Path, here: None, fedapa: Call) -> 
         base, own = settings_of(tuned, f"{name}-tuned")
         training = asdict(training_of(tuned, f"{name}-tuned"))
         assert base == name
-        for key, value in row["settings"].items():
+        for key, value in row.settings.items():
             assert (training[key.removeprefix("training.")] if "." in key else own[key]) == value
     for verb in ("run", "sweep"):
         assert fedapa(verb, "out/tuned.toml", "--out", f"tuned-{verb}", "--set", "run.rounds=1").code == 0
     assert (Path("tuned-run") / "ditto-tuned-seed0" / "run.db").exists()
 
 
-def _found(out: Path) -> tuple[Plan, list[dict[str, Any]]]:
+def _found(out: Path) -> tuple[Plan, list[TrialRow]]:
     plan, trials = stored(out)
     return plan, rows(out, plan, trials)
 
@@ -201,7 +201,7 @@ def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, 
     assert answer.code == 0, answer.err
     assert {run: sessions(run) for run in before} == before  # what was finished is left alone
     found = json.loads(answer.out)["trials"]
-    assert [(row["held"], row["settings"]) for row in found] == [(row["held"], row["settings"]) for row in whole]
+    assert [(row["held"], row["settings"]) for row in found] == [(row.held, row.settings) for row in whole]
     assert (out / TUNED).read_bytes() == (tmp_path / "whole" / TUNED).read_bytes()
 
 
@@ -249,7 +249,7 @@ def test_a_trial_that_fails_is_kept_with_its_reason(small: Path, here: None, fed
         for trial, run in ((0, "trial000-seed0"), (2, "trial002-seed1"))
     ]
     assert "failed: ditto trial 2: no room for trial002-seed1" in answer.err
-    assert set(chosen(found).values()) <= {1, 3}
+    assert set(chosen(_found(Path("out"))[1]).values()) <= {1, 3}
     broken.clear()
     answer = fedapa("resume", "out", "--format", "json")  # failed trials are tried again, nothing else
     assert answer.code == 0
@@ -327,7 +327,7 @@ def test_a_damaged_file_of_trials_is_told(tmp_path: Path, small: Path, fedapa: C
 def test_trials_whose_runs_another_process_plays_are_not_chosen(small: Path, tmp_path: Path) -> None:
     plan = plan_of(small)
     found = rows(tmp_path, plan, [Trial("local", 0, {})])
-    assert [(row["state"], row["held"]) for row in found] == [("unfinished", None)]
+    assert [(row.state, row.held) for row in found] == [("unfinished", None)]
     assert best(found) == {}
 
 
@@ -350,8 +350,8 @@ def test_optuna_killed_between_two_batches_goes_on_with_the_same_trials(
             tune(plan, tmp_path / "out", 1)
     monkeypatch.setattr(pool, "play", played)
     _, found = tune(plan, tmp_path / "out", 1)
-    assert [(row["held"], *pair) for row, pair in zip(found, settings(found), strict=True)] == [
-        (row["held"], *pair) for row, pair in zip(whole, settings(whole), strict=True)
+    assert [(row.held, *pair) for row, pair in zip(found, settings(found), strict=True)] == [
+        (row.held, *pair) for row, pair in zip(whole, settings(whole), strict=True)
     ]
 
 

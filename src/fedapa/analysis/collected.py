@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedapa.errors import InputError
 from fedapa.store import provenance
 
-Row = dict[str, Any]  # a run as ``results.as_dicts`` has it
+Row = dict[str, Any]  # a run as ``result_sets.as_dicts`` has it
 
 
 class Key(NamedTuple):

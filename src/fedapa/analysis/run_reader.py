@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.analysis import run_results
+from fedapa.analysis import comparison, result_sets, run_results
+from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.sources import SOURCES
@@ -105,7 +106,7 @@ class Scenario:
 
     title: str
     runs: tuple[Run, ...]
-    rows: tuple[dict[str, Any], ...]  # one per method, as `fedapa compare` has them
+    rows: tuple[MethodRow, ...]  # one per method, as `fedapa compare` has them
     notes: tuple[str, ...] = ()
 
     @property
@@ -310,18 +311,18 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
 
 def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
     runs = [replace(run, result=replace(run.result, scenario=title)) for run in runs]
-    rows = run_results.table([run.result for run in runs])
+    rows = comparison.table([run.result for run in runs])
     return Scenario(title, tuple(runs), tuple(rows), tuple(_notes(runs)))
 
 
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
-    yield from run_results.protection([run.result for run in runs])
+    yield from result_sets.protection([run.result for run in runs])
     if any(not run.is_whole for run in runs):
         names = ", ".join(
             f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
         )
         yield f"Not finished: {names}. They do not count beside finished runs of the same method."
-    if versions := run_results.mixed([run.result for run in runs]):
+    if versions := result_sets.mixed([run.result for run in runs]):
         yield f"{versions[0].upper()}{versions[1:]}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]
     if broken:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from fedapa.config.load import Change, load
 from fedapa.config.sections import Config
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.methods.catalogue import METHODS
+
+if TYPE_CHECKING:
+    from fedapa.analysis.method_rows import MethodRow
 
 RUNS = Path("runs")
 
@@ -205,47 +208,49 @@ def _note(log: Any, run: Path) -> str:
 
 
 def print_comparison(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.analysis import run_results
+    from fedapa.analysis import comparison, result_sets, standings
     from fedapa.cli import comparison_formats
 
-    runs, unreadable = run_results.survey(out)
+    runs, unreadable = result_sets.survey(out)
     for path, why in unreadable.items():
         ui.say(f"left out {path.name}: {why}")
     if rival not in {run.label for run in runs} and rival != "local":
         raise InputError(f"there is no run of {rival!r} in {out}", "--against names a method that was run")
-    if versions := run_results.mixed(runs):
+    if versions := result_sets.mixed(runs):
         ui.say(f"note: {versions}")
-    rows = run_results.table(runs, rival)
-    ranks = run_results.ranks(rows)
+    rows = comparison.table(runs, rival)
+    ranks = standings.ranks(rows)
     if form == "json":
         whole: dict[str, Any] = {} if ranks is None else {"ranks": ranks._asdict()}
-        whole |= {"privacy": told} if (told := run_results.protection(runs)) else {}
-        ui.dump({"methods": rows, **whole, "runs": run_results.as_dicts(runs)})
-    elif form in ("csv", "latex"):
-        click.echo(comparison_formats.as_csv(rows) if form == "csv" else comparison_formats.as_latex(rows), nl=False)
+        whole |= {"privacy": told} if (told := result_sets.protection(runs)) else {}
+        ui.dump({"methods": [row.as_dict() for row in rows], **whole, "runs": result_sets.as_dicts(runs)})
+    elif form == "csv":
+        click.echo(comparison_formats.as_csv([comparison_formats.flat(row) for row in rows]), nl=False)
+    elif form == "latex":
+        click.echo(comparison_formats.as_latex(rows), nl=False)
     else:
-        for scenario in dict.fromkeys(row["scenario"] for row in rows):
-            mine = [row for row in rows if row["scenario"] == scenario]
-            noised = any(row["epsilon"] is not None for row in mine)
-            extra = [{"epsilon": row["epsilon"]} if noised else {} for row in mine]
+        for scenario in dict.fromkeys(row.scenario for row in rows):
+            mine = [row for row in rows if row.scenario == scenario]
+            noised = any(row.epsilon is not None for row in mine)
+            extra = [{"epsilon": row.epsilon} if noised else {} for row in mine]
             shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
             ui.show(shown, form, title=scenario)
-            for line in (run_results.who_wins(mine), _doubts(mine, rival)):
+            for line in (standings.who_wins(mine), _doubts(mine, rival)):
                 if line:
                     click.echo(line)
         if ranks is not None:
             _show_ranks(ranks)
-        if names := run_results.left_out(runs, rows):
+        if names := standings.left_out(runs, rows):
             click.echo(f"Left out until they are finished: {', '.join(names)}.")
-        for line in run_results.protection(runs):
+        for line in result_sets.protection(runs):
             click.echo(f"privacy: {line}")
 
 
 def print_clients(out: Path, form: str, rival: str = "local") -> None:
-    from fedapa.analysis import run_results
+    from fedapa.analysis import pairing, result_sets
     from fedapa.cli import comparison_formats
 
-    rows = run_results.client_gains(run_results.load(out), rival)
+    rows = [row.as_dict() for row in pairing.client_gains(result_sets.load(out), rival)]
     if not rows:
         raise InputError(f"nothing in {out} can be compared with {rival}", "run it on the same allocations")
     if form == "csv":
@@ -258,9 +263,9 @@ def print_clients(out: Path, form: str, rival: str = "local") -> None:
 
 def made_with(out: Path) -> str:
     """Code, engine and processor behind some runs, each named once; --format json has them run by run."""
-    from fedapa.analysis import run_results
+    from fedapa.analysis import result_sets
 
-    runs, parts = run_results.survey(out).runs, ("commit", "engine", "processor")
+    runs, parts = result_sets.survey(out).runs, ("commit", "engine", "processor")
     found = {part: dict.fromkeys(str(getattr(run.provenance, part)) for run in runs) for part in parts}
     return "; ".join(f"{part} {' and '.join(values)}" for part, values in found.items())
 
@@ -277,43 +282,39 @@ def _sure(p: float | None) -> str:
     return "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
-def _doubts(rows: Sequence[dict[str, Any]], rival: str) -> str:
+def _doubts(rows: Sequence[MethodRow], rival: str) -> str:
     """Why gains have no p, each reason once."""
-    notes = dict.fromkeys(row["gain_note"] for row in rows if row["gain_note"] and row["method"] != rival)
+    notes = dict.fromkeys(row.gain_note for row in rows if row.gain_note and row.method != rival)
     return f"vs {rival}, no interval and no p: {'; '.join(notes)}." if notes else ""
 
 
-def _gain(row: dict[str, Any]) -> str:
+def _gain(row: MethodRow) -> str:
     """Points with the p of the paired test; the round where that is not the last of the plan."""
-    from fedapa.analysis.run_results import score_of
-
-    if row["gain_points"] is None:
+    if (gain := row.gain) is None:
         return "–"
-    where = "" if row["rounds"].endswith(f"/{row['gain_round']}") else f" at round {row['gain_round']}"
-    return f"{score_of(row).number(row['gain_points'], signed=True)}{_sure(row['gain_p_adjusted'])}{where}"
+    where = "" if gain.round == row.rounds_planned else f" at round {gain.round}"
+    return f"{row.score.number(gain.points, signed=True)}{_sure(gain.p_adjusted)}{where}"
 
 
-def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
+def _readable(row: MethodRow, rival: str) -> dict[str, Any]:
     """The primary score with its spread; the model that the method's paper evaluates carries a star."""
-    from fedapa.analysis.run_results import score_of
-
-    score = score_of(row)
+    score = row.score
     what = score.unit or score.name
-    shown: dict[str, Any] = {"method": row["method"], "allocations": row["allocations"], "rounds": row["rounds"]}
-    for phase in ("before", "after"):
-        spread = "" if row[f"{phase}_sd"] is None else f" ± {score.number(row[f'{phase}_sd'])}"
-        star = "*" if row["evaluated"] == phase else ""
-        shown[f"{phase} {what}"] = f"{score.number(row[f'{phase}_last'])}{spread}{star}"
-    shown[f"best {what}"] = score.number(row[f"{row['evaluated']}_best"])
-    if row[f"{row['evaluated']}_selected"] is not None:
-        shown[f"selected {what}"] = score.number(row[f"{row['evaluated']}_selected"])
-    if row["attackers"]:
-        shown[f"honest {what}"] = score.number(row["honest"])
-        shown["by attack"] = score.number(row["attack_points"], signed=True)
-        weight = row["attacker_weight"]
-        shown["weight on liars %"] = "–" if weight is None else f"{100 * weight:.1f}"
-    shown[f"worst client {what}"] = score.number(row["worst_client"])
-    shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
+    shown: dict[str, Any] = {"method": row.method, "allocations": row.allocations, "rounds": row.rounds}
+    for name in ("before", "after"):
+        phase = row.phase(name)
+        spread = "" if phase.sd is None else f" ± {score.number(phase.sd)}"
+        star = "*" if row.evaluated == name else ""
+        shown[f"{name} {what}"] = f"{score.number(phase.last)}{spread}{star}"
+    shown[f"best {what}"] = score.number(row.headline.best)
+    if row.headline.selected is not None:
+        shown[f"selected {what}"] = score.number(row.headline.selected)
+    if (attacked := row.attacked) is not None:
+        shown[f"honest {what}"] = score.number(attacked.honest)
+        shown["by attack"] = score.number(attacked.points, signed=True)
+        shown["weight on liars %"] = "–" if attacked.weight is None else f"{100 * attacked.weight:.1f}"
+    shown[f"worst client {what}"] = score.number(row.worst_client)
+    shown["gain/equal/lose"] = "–" if row.gain is None else "/".join(map(str, row.gain.clients))
     shown[f"vs {rival}"] = _gain(row)
-    shown["KiB/client/round"] = f"{row['kib']:.1f}"
+    shown["KiB/client/round"] = f"{row.kib:.1f}"
     return shown

@@ -7,27 +7,27 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-Rows = Sequence[dict[str, Any]]
+from fedapa.analysis.method_rows import MethodRow
+
+Rows = Sequence[MethodRow]
 SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def as_csv(rows: Rows) -> str:
-    """One line per scenario and method; gain becomes three columns, and the scores of allocations stay out."""
-    flat = [_flat(row) for row in rows]
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per row, with the columns of the first."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(rows)
     return out.getvalue()
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(row["gain"], list | None):
-        return row
-    gain = row["gain"] or [None, None, None]
+def flat(row: MethodRow) -> dict[str, Any]:
+    """A row for CSV: gain becomes three columns, and the scores of allocations stay out."""
+    gain = (None, None, None) if row.gain is None else row.gain.clients
     counted = dict(zip(("clients_gain", "clients_equal", "clients_lose"), gain, strict=True))
-    kept = {key: value for key, value in row.items() if key not in ("gain", "scores")}
-    return kept | {"score": row["score"]["name"]} | counted
+    kept = {key: value for key, value in row.as_dict().items() if key not in ("gain", "scores")}
+    return kept | {"score": row.score.name} | counted
 
 
 def as_latex(rows: Rows) -> str:
@@ -35,9 +35,9 @@ def as_latex(rows: Rows) -> str:
 
     A star marks the model that the method is evaluated by; of these the highest is bold.
     """
-    scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    found = {(row["scenario"], row["method"]): row for row in rows}
+    scenarios = list(dict.fromkeys(row.scenario for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    found = {(row.scenario, row.method): row for row in rows}
     rules = "".join(rf"\cmidrule(lr){{{2 * k}-{2 * k + 1}}}" for k in range(1, len(scenarios) + 1))
     lines = [
         r"% needs \usepackage{booktabs}; * is the model that the method's paper evaluates, bold the highest of these",
@@ -55,22 +55,21 @@ def as_latex(rows: Rows) -> str:
 
 
 def _heading(rows: Rows) -> str:
-    score = rows[0]["score"]
-    return f"{score['name']} ({score['unit']})" if score.get("unit") else str(score["name"])
+    score = rows[0].score
+    return f"{score.name} ({score.unit})" if score.unit else score.name
 
 
-def _entries(row: dict[str, Any] | None) -> list[str]:
+def _entries(row: MethodRow | None) -> list[str]:
     return ["--", "--"] if row is None else [_entry(row, phase) for phase in ("before", "after")]
 
 
-def _entry(row: dict[str, Any], phase: str) -> str:
-    digits, sd = row["score"]["digits"], row[f"{phase}_sd"]
-    mean = f"{row[f'{phase}_last']:.{digits}f}"
-    is_evaluated = row["evaluated"] == phase
-    mean = rf"\textbf{{{mean}}}" if is_evaluated and row["standing"] == "best" else mean
-    spread = "" if sd is None else rf" $\pm$ {sd:.{digits}f}"
-    done, _, planned = row["rounds"].partition("/")
-    return mean + ("$^*$" if is_evaluated else "") + spread + ("" if done == planned else f" (round {row['round']})")
+def _entry(row: MethodRow, name: str) -> str:
+    digits, phase, is_evaluated = row.score.digits, row.phase(name), row.evaluated == name
+    mean = f"{phase.last:.{digits}f}"
+    mean = rf"\textbf{{{mean}}}" if is_evaluated and row.standing.verdict == "best" else mean
+    spread = "" if phase.sd is None else rf" $\pm$ {phase.sd:.{digits}f}"
+    under_way = "" if row.rounds_done == row.rounds_planned else f" (round {row.round})"
+    return mean + ("$^*$" if is_evaluated else "") + spread + under_way
 
 
 def _line(cells: Sequence[str]) -> str:

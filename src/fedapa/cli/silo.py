@@ -60,7 +60,7 @@ def run(
 
 
 def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool, form: str) -> None:
-    from fedapa.analysis import run_results
+    from fedapa.analysis import result_sets
     from fedapa.data.schema import to_json
     from fedapa.site import silo_scores
     from fedapa.site.export_models import agreed_schema, deliver_all
@@ -78,7 +78,7 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
     delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
-    privacy = run_results.protection(run_results.load(out))
+    privacy = result_sets.protection(result_sets.load(out))
     if form == "json":
         found = {"delivered": [str(path) for path in delivered], "not delivered": refused, "privacy": privacy}
         ui.dump(everything | found)

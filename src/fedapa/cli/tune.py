@@ -12,6 +12,7 @@ from fedapa.cli import ui
 
 if TYPE_CHECKING:
     from fedapa.tune.trials import Plan
+    from fedapa.tune.tuning import Choice, TrialRow
 
 Row = dict[str, Any]
 
@@ -127,59 +128,61 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
     _show(plan, rows, form)
     ui.say(f"trials are in {out / tuning.TABLE}")
     for row in rows:
-        if row["state"] == "failed":
-            ui.say(f"failed: {row['method']} trial {row['trial']}: {row['reason']}")
-    if unfinished := sum(row["state"] == "unfinished" for row in rows):
+        if row.state == "failed":
+            ui.say(f"failed: {row.method} trial {row.trial}: {row.reason}")
+    if unfinished := sum(row.state == "unfinished" for row in rows):
         raise RunError(f"{unfinished} trials are not finished: another process is at their runs", f"{again} goes on")
     if without := [name for name in plan.methods if name not in tuning.best(rows)]:
         raise RunError(f"no trial of {', '.join(without)} finished", f"{again} tries failed trials again")
     ui.say(f"`fedapa run {shlex.quote(str(out / tuning.TUNED))}` runs the chosen settings")
 
 
-def _show(plan: Plan, rows: list[Row], form: str) -> None:
+def _show(plan: Plan, rows: list[TrialRow], form: str) -> None:
     from dataclasses import asdict
 
     from fedapa.tune import tuning
 
     chosen = tuning.choices(rows)
     if form == "json":
-        ui.dump({"plan": asdict(plan), "trials": rows, "chosen": chosen})
+        ui.dump(
+            {
+                "plan": asdict(plan),
+                "trials": [row.as_dict() for row in rows],
+                "chosen": [one.as_dict() for one in chosen],
+            }
+        )
     elif form == "csv":
         click.echo(tuning.as_csv(rows), nl=False)
     else:
         _show_tables(plan, rows)
-        ui.show([_choice(row) for row in chosen], form, title="chosen on held-out train data")
+        ui.show([_choice(one) for one in chosen], form, title="chosen on held-out train data")
 
 
-def _choice(row: Row) -> Row:
-    from fedapa.analysis.run_results import score_of
-
-    score = score_of(row)
+def _choice(chosen: Choice) -> Row:
+    row, score = chosen.row, chosen.row.score
     what = score.unit or score.name
-    shown = {"method": row["method"], "trial": row["trial"], f"held out {what}": score.number(row["held"])}
-    shown |= {f"default {what}": score.number(row["default"])}
-    return {**shown, "settings": " ".join(f"{k}={v}" for k, v in _written(row["settings"]).items()) or "default"}
+    shown = {"method": row.method, "trial": row.trial, f"held out {what}": score.number(row.held)}
+    shown |= {f"default {what}": score.number(chosen.default)}
+    return {**shown, "settings": " ".join(f"{k}={v}" for k, v in _written(row.settings).items()) or "default"}
 
 
-def _show_tables(plan: Plan, rows: list[Row]) -> None:
+def _show_tables(plan: Plan, rows: list[TrialRow]) -> None:
     """A table of trials per method, since every method has settings of its own; trial 0 shows the defaults."""
     from fedapa.tune.space import defaults
 
     config = plan.read()
     for name, space in plan.spaces().items():
-        default, mine = defaults(config, name, space), [row for row in rows if row["method"] == name]
-        shown = [_readable(row, plan.seeds) | _written(row["settings"] or default) for row in mine]
+        default, mine = defaults(config, name, space), [row for row in rows if row.method == name]
+        shown = [_readable(row, plan.seeds) | _written(row.settings or default) for row in mine]
         ui.show(shown, "table", title=f"{name}: trial 0 is the default")
 
 
-def _readable(row: Row, seeds: list[int]) -> Row:
-    from fedapa.analysis.run_results import score_of
-
-    score = score_of(row)
-    what, of = score.unit or score.name, row["allocations"]
+def _readable(row: TrialRow, seeds: list[int]) -> Row:
+    score = row.score
+    what, of = score.unit or score.name, row.allocations
     each = {f"seed {seed} {what}": score.number(of[str(seed)]) for seed in seeds} if len(seeds) > 1 else {}
-    held = row["state"] if row["held"] is None else score.number(row["held"])
-    return {"trial": row["trial"], f"held out {what}": held, **each, "s": round(row["seconds"])}
+    held = row.state if row.held is None else score.number(row.held)
+    return {"trial": row.trial, f"held out {what}": held, **each, "s": round(row.seconds)}
 
 
 def _written(settings: Row) -> dict[str, str]:

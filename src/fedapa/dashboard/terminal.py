@@ -74,8 +74,8 @@ def _best(now: Snapshot) -> Text:
     lines = []
     for scenario in now.scenarios:
         score = scenario.score
-        ranked = sorted(scenario.rows, key=lambda row: -score.sign * row[f"{row['evaluated']}_last"])[:3]
-        words = [f"{title_of(row['method'])} {score.text(row[row['evaluated'] + '_last'])}" for row in ranked]
+        ranked = sorted(scenario.rows, key=lambda row: -score.sign * row.headline.last)[:3]
+        words = [f"{title_of(row.method)} {score.text(row.headline.last)}" for row in ranked]
         lines.append(f"{scenario.title}: {', '.join(words)}")
     return Text("\n".join(lines), style="dim")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapa.analysis import run_results, statistics
+from fedapa.analysis import comparison, pairing, standings, statistics
 from fedapa.analysis.client_similarity import (
     clustered,
     groups,
@@ -24,6 +24,7 @@ from fedapa.analysis.client_similarity import (
     rank_correlation,
     similarity,
 )
+from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_reader import (
     LARGEST_MATRIX,
     Client,
@@ -131,10 +132,14 @@ def _run_row(entry: Entry, now: Snapshot) -> View:
 
 
 def _scenario(scenario: Scenario) -> View:
-    rows = [{**row, "title": title_of(row["method"])} for row in scenario.rows]
-    curves = {row["method"]: _mean_curves(scenario.of(row["method"])) for row in rows}
+    rows = [_method(row) for row in scenario.rows]
+    curves = {row.method: _mean_curves(scenario.of(row.method)) for row in scenario.rows}
     score = scenario.score.as_dict()
     return {"title": scenario.title, "score": score, "methods": rows, "curves": curves, "notes": scenario.notes}
+
+
+def _method(row: MethodRow) -> View:
+    return {**row.as_dict(), "title": title_of(row.method)}
 
 
 def _mean_curves(runs: Sequence[Run]) -> View:
@@ -230,10 +235,10 @@ def _own_weights(db: sqlite3.Connection, clients: int) -> Floats | None:
 def _gains(now: Snapshot, entry: Entry) -> tuple[Floats | None, int | None]:
     """Points over Local on the same allocation in the last round that both evaluated, and that round."""
     scenario = now.scenario_of(entry.name)
-    if scenario is None or not isinstance(entry.found, Run) or entry.found.label == run_results.LOCAL:
+    if scenario is None or not isinstance(entry.found, Run) or entry.found.label == pairing.LOCAL:
         return None, None
-    found = run_results.pairs([entry.found.result], [run.result for run in scenario.runs], run_results.LOCAL)
-    return (run_results.gaps(*found[0]), found[0][0].round) if found else (None, None)
+    found = pairing.pairs([entry.found.result], [run.result for run in scenario.runs], pairing.LOCAL)
+    return (pairing.gaps(*found[0]), found[0][0].round) if found else (None, None)
 
 
 def client(now: Snapshot, name: str, i: int) -> View:
@@ -382,8 +387,8 @@ def compare(now: Snapshot, names: Sequence[str], against: str) -> View:
     for name in names:
         now.entry(name)
     runs = [run for scenario in now.scenarios for run in scenario.runs if str(run.result.folder) in set(names)]
-    rows = run_results.table([run.result for run in runs], against) if runs else []
-    ranks = run_results.ranks(rows)
+    rows = comparison.table([run.result for run in runs], against) if runs else []
+    ranks = standings.ranks(rows)
     curves = [
         {"run": str(run.result.folder), "label": run.label, "title": title_of(run.label), "seed": run.result.seed,
          "scenario": run.result.scenario, "evaluated": run.result.evaluated, **_mean_curves([run])}
@@ -391,7 +396,7 @@ def compare(now: Snapshot, names: Sequence[str], against: str) -> View:
     ]  # fmt: skip
     missing = sorted(set(names) - {curve["run"] for curve in curves})
     return {
-        "rows": [{**row, "title": title_of(row["method"])} for row in rows],
+        "rows": [_method(row) for row in rows],
         "curves": curves,
         "ranks": None if ranks is None else ranks._asdict(),
         "without_results": missing,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedapa.analysis import run_results
+from fedapa.analysis import pairing
 from fedapa.analysis.client_similarity import (
     Index,
     clustered,
@@ -56,7 +56,7 @@ class Look(NamedTuple):
 
 def looks(scenario: Scenario) -> dict[str, Look]:
     """FedAPA, Local and FedAvg stand out, and the best of the rest; with few methods all of them do."""
-    labels = [row["method"] for row in scenario.rows]
+    labels = [row.method for row in scenario.rows]
     found = {label: Look(*LANDMARKS[label], 2.0) for label in labels if label in LANDMARKS}
     rest = sorted((label for label in labels if label not in found), key=lambda label: place(scenario, label))
     for label, colour in zip(rest, [FOUR, INK] if len(labels) < 6 else [FOUR], strict=False):
@@ -66,9 +66,9 @@ def looks(scenario: Scenario) -> dict[str, Look]:
 
 def last(scenario: Scenario, label: str) -> float:
     """The score of the last round, of the model that the method is evaluated by; NaN where it is not finite."""
-    row = next(row for row in scenario.rows if row["method"] == label)
-    value = row[f"{row['evaluated']}_last"]
-    return float(value) if np.isfinite(value) else float("nan")
+    row = next(row for row in scenario.rows if row.method == label)
+    value = row.headline.last
+    return value if np.isfinite(value) else float("nan")
 
 
 def place(scenario: Scenario, label: str) -> float:
@@ -79,7 +79,7 @@ def place(scenario: Scenario, label: str) -> float:
 
 def focus(scenario: Scenario) -> str:
     """The method that the report looks at closely: FedAPA, else the best that is not Local."""
-    labels = [str(row["method"]) for row in scenario.rows]
+    labels = [row.method for row in scenario.rows]
     fedapa = [label for label in labels if label.split(" ")[0] == "fedapa"]
     rest = [label for label in labels if label != "local"] or labels
     return fedapa[0] if fedapa else min(rest, key=lambda label: place(scenario, label))
@@ -222,8 +222,8 @@ def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
     everyone = [run.result for run in scenario.runs]
     found = []
     for run in scenario.of(label):
-        for mine, local in run_results.pairs([run.result], everyone, "local"):
-            found.append((run, np.where(run.result.honest, run_results.gaps(mine, local), np.nan)))
+        for mine, local in pairing.pairs([run.result], everyone, "local"):
+            found.append((run, np.where(run.result.honest, pairing.gaps(mine, local), np.nan)))
     return found
 
 
@@ -308,10 +308,10 @@ def who(scenario: Scenario) -> Drawn:
 def bytes_score(scenario: Scenario) -> Drawn:
     """What a round costs one client on the wire, and what it gets for it."""
     kinds = looks(scenario)
-    rows = [row for row in scenario.rows if np.isfinite(last(scenario, row["method"]))]
+    rows = [row for row in scenario.rows if np.isfinite(last(scenario, row.method))]
     if not rows:
         return "No score is a finite number."
-    ends = {row["method"]: (float(row["kib"]), last(scenario, row["method"])) for row in rows}
+    ends = {row.method: (row.kib, last(scenario, row.method)) for row in rows}
     positive = [x for x, _ in ends.values() if x > 0] or [1.0]
     small, large = min(positive) / 2, max(positive) * 2  # below the smallest the axis runs straight to zero
     powers = [10.0**k for k in range(-3, 9) if 2 * small <= 10.0**k <= large]
@@ -331,7 +331,7 @@ def bytes_score(scenario: Scenario) -> Drawn:
 
 def time_split(scenario: Scenario) -> Drawn:
     """Seconds of the clock in one round, by what they went into."""
-    labels = [row["method"] for row in scenario.rows]
+    labels = [row.method for row in scenario.rows]
     spent = {label: np.mean([list(run.spent) for run in scenario.of(label)], axis=0) for label in labels}
     if not any(np.isfinite(parts).all() and parts.sum() > 0 for parts in spent.values()):
         return "These runs recorded no times."
@@ -448,7 +448,7 @@ def course(scenario: Scenario) -> Drawn:
 def mixing(scenario: Scenario) -> list[Run]:
     """The first run of every method that shows its weights."""
     first = {run.label: run for run in reversed(scenario.runs) if run.matrices}
-    return [first[row["method"]] for row in scenario.rows if row["method"] in first]
+    return [first[row.method] for row in scenario.rows if row.method in first]
 
 
 def collaborators(scenario: Scenario) -> Drawn:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedapa.analysis import run_results
+from fedapa.analysis import standings
+from fedapa.analysis.method_rows import Gain, MethodRow
 from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, title_of
-from fedapa.analysis.run_results import score_of
 from fedapa.analysis.statistics import FEWEST
 from fedapa.core.scores import Score
 from fedapa.methods.catalogue import METHODS
@@ -208,7 +208,7 @@ class _Keeper:
 def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     key = f"s{k + 1}-{re.sub(r'[^a-z0-9]+', '-', scenario.title.lower()).strip('-')}"[:60]
     rows = _ranked(scenario)
-    printed = {row["method"]: _printed(scenario, row["method"]) for row in rows}
+    printed = {row.method: _printed(scenario, row.method) for row in rows}
     watched, seeds = figures.watched(scenario), sorted({run.result.seed for run in scenario.runs})
     words = {
         "focus": title_of(figures.focus(scenario)),
@@ -229,10 +229,10 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     has_paper = any(p.accuracy is not None for p in printed.values())
     return Section(
         key, scenario, _tiles(scenario, rows, printed), _verdict(scenario, rows),
-        [_score_row(row, _rank(row, rows), printed[row["method"]]) for row in rows],
+        [_score_row(row, _rank(row, rows), printed[row.method]) for row in rows],
         [_gain_row(row) for row in rows],
-        [_cost_row(row, scenario, printed[row["method"]]) for row in rows],
-        has_paper, any(row["allocations"] > 1 for row in rows),
+        [_cost_row(row, scenario, printed[row.method]) for row in rows],
+        has_paper, any(row.allocations > 1 for row in rows),
         paper.deviations(scenario.first.config) if has_paper else [],
         _facts(scenario, seeds), _settings(scenario),
         [_tie_row(tie) for tie in figures.ties(scenario)], plots,
@@ -244,14 +244,14 @@ def _fill(text: str, words: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: words[found[1]], text)
 
 
-def _ranked(scenario: Scenario) -> list[dict[str, Any]]:
+def _ranked(scenario: Scenario) -> list[MethodRow]:
     """Best first; methods that are at an earlier round than others come after those."""
-    return sorted(scenario.rows, key=lambda row: (-row["round"], figures.place(scenario, row["method"])))
+    return sorted(scenario.rows, key=lambda row: (-row.round, figures.place(scenario, row.method)))
 
 
-def _rank(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+def _rank(row: MethodRow, rows: Sequence[MethodRow]) -> str:
     """Its place among the methods at the same round; none for those at an earlier one."""
-    return str(rows.index(row) + 1) if row["round"] == rows[0]["round"] else NONE
+    return str(rows.index(row) + 1) if row.round == rows[0].round else NONE
 
 
 def _printed(scenario: Scenario, label: str) -> paper.Printed:
@@ -260,40 +260,40 @@ def _printed(scenario: Scenario, label: str) -> paper.Printed:
 
 
 def _tiles(
-    scenario: Scenario, rows: Sequence[dict[str, Any]], printed: dict[str, paper.Printed]
+    scenario: Scenario, rows: Sequence[MethodRow], printed: dict[str, paper.Printed]
 ) -> list[tuple[str, str, str]]:
     label = figures.focus(scenario)
-    row = next(row for row in rows if row["method"] == label)
-    best, evaluated, rank = rows[0], row["evaluated"], _rank(row, rows)
-    score = scenario.score
-    shown = f"{score.text(best[best['evaluated'] + '_last'])} in round {best['round']}"
-    place = f"round {row['round']}: not ranked" if rank == NONE else f"rank {rank} of {len(rows)}, {_standing(row)}"
+    row = next(row for row in rows if row.method == label)
+    best, rank, score = rows[0], _rank(row, rows), scenario.score
+    shown = f"{score.text(best.headline.last)} in round {best.round}"
+    place = f"round {row.round}: not ranked" if rank == NONE else f"rank {rank} of {len(rows)}, {_standing(row)}"
     tiles = [
-        (first_of(score), title_of(best["method"]), shown),
-        (title_of(label), score.text(row[evaluated + "_last"]), place),
+        (first_of(score), title_of(best.method), shown),
+        (title_of(label), score.text(row.headline.last), place),
     ]
-    if row["gain"] is not None and label != "local":
-        better, equal, worse = row["gain"]
+    if (gain := row.gain) is not None and label != "local":
+        better, equal, worse = gain.clients
         counts = f"{better} clients gain, {equal} equal, {worse} lose"
-        remark = f"{score.points}; {counts}{sure(row['gain_p_adjusted'])}{_at(row)}"
-        tiles.append(("against Local", signed(row["gain_points"], score.digits), remark))
+        where = "" if gain.round == row.rounds_planned else f", round {gain.round}"
+        remark = f"{score.points}; {counts}{sure(gain.p_adjusted)}{where}"
+        tiles.append(("against Local", signed(gain.points, score.digits), remark))
     told = printed[label].accuracy
-    if told is not None and np.isfinite(row[f"{evaluated}_best"]):
-        gap = row[f"{evaluated}_best"] - told
+    if told is not None and np.isfinite(row.headline.best):
+        gap = row.headline.best - told
         tiles.append(("against the paper", signed(gap), f"best round {score.number(told + gap)}, printed {told:.2f}"))
     return tiles
 
 
-def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
+def _verdict(scenario: Scenario, rows: Sequence[MethodRow]) -> list[str]:
     """What the numbers say, the unpleasant included."""
-    told, score, value = [], scenario.score, {r["method"]: figures.last(scenario, r["method"]) for r in rows}
-    if line := run_results.who_wins(rows, title_of):
+    told, score, value = [], scenario.score, {r.method: figures.last(scenario, r.method) for r in rows}
+    if line := standings.who_wins(rows, title_of):
         told.append(line)
-    local = next((row for row in rows if row["method"] == "local"), None)
+    local = next((row for row in rows if row.method == "local"), None)
     if local is None:
         told.append("Local is not among these runs: nobody can say who gains by taking part.")
     elif len(rows) > 1:
-        alone, beside = value["local"], [row["method"] for row in rows if row["round"] == local["round"]]
+        alone, beside = value["local"], [row.method for row in rows if row.round == local.round]
         worse = [title_of(name) for name in beside if score.sign * value[name] < score.sign * alone]
         side = "below" if score.better == "higher" else "above"
         told.append(
@@ -301,7 +301,7 @@ def _verdict(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> list[str]:
             if worse
             else f"No method is {side} Local ({score.text(alone)})."
         )
-    counts = {row["allocations"] for row in rows}
+    counts = {row.allocations for row in rows}
     if max(counts) < FEWEST:
         told.append(f"Fewer than {FEWEST} allocations: no intervals, no tests; gaps of a few points may be chance.")
     elif len(counts) > 1:
@@ -314,14 +314,9 @@ def first_of(score: Score) -> str:
     return "highest" if score.better == "higher" else "lowest"
 
 
-def _standing(row: dict[str, Any]) -> str:
-    first = first_of(score_of(row))
-    return {"best": f"the {first}", "behind": f"behind the {first}"}.get(row["standing"], str(row["standing"]))
-
-
-def _at(row: dict[str, Any]) -> str:
-    """The round of a comparison that is not the last of the plan."""
-    return "" if row["rounds"].endswith(f"/{row['gain_round']}") else f", round {row['gain_round']}"
+def _standing(row: MethodRow) -> str:
+    first, verdict = first_of(row.score), row.standing.verdict
+    return {"best": f"the {first}", "behind": f"behind the {first}"}.get(verdict, verdict)
 
 
 def percent(value: Any) -> str:
@@ -332,20 +327,17 @@ def sure(p: float | None) -> str:
     return "" if p is None else f", p {p:.3f}" if p >= 0.001 else ", p <\u202f0.001"
 
 
-def _score_row(row: dict[str, Any], rank: str, printed: paper.Printed) -> dict[str, Any]:
-    evaluated = row["evaluated"]
-    best = row[f"{evaluated}_best"]
+def _score_row(row: MethodRow, rank: str, printed: paper.Printed) -> dict[str, Any]:
+    best, low, high = row.headline.best, row.headline.low, row.headline.high
     known = printed.accuracy is not None and np.isfinite(best)
     return {
         **_name(row),
         "rank": rank,
         **{phase: _with_spread(row, phase) for phase in ("before", "after")},
-        "evaluated": evaluated,
+        "evaluated": row.evaluated,
         "standing": _standing(row),
-        "interval": NONE
-        if row[f"{evaluated}_low"] is None or not np.isfinite(row[f"{evaluated}_low"])
-        else _range(row[f"{evaluated}_low"], row[f"{evaluated}_high"], score_of(row)),
-        "best": score_of(row).number(best),
+        "interval": NONE if low is None or high is None or not np.isfinite(low) else _range(low, high, row.score),
+        "best": row.score.number(best),
         "paper": percent(printed.accuracy),
         "gap": signed(best - printed.accuracy) if known and printed.accuracy is not None else NONE,
         "sign": 0 if not known or printed.accuracy is None else int(np.sign(round(best - printed.accuracy, 2))),
@@ -357,41 +349,39 @@ def _range(low: float, high: float, score: Score) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _name(row: dict[str, Any]) -> dict[str, Any]:
-    done, _, planned = str(row["rounds"]).partition("/")
-    remark = "" if done == planned else f"{row['rounds']} rounds"
+def _name(row: MethodRow) -> dict[str, Any]:
+    remark = "" if row.rounds_done == row.rounds_planned else f"{row.rounds} rounds"
     return {
         "rank": 0,
-        "label": row["method"],
-        "title": title_of(row["method"]),
-        "allocations": row["allocations"],
+        "label": row.method,
+        "title": title_of(row.method),
+        "allocations": row.allocations,
         "remark": remark,
     }
 
 
-def _with_spread(row: dict[str, Any], phase: str) -> str:
-    spread, score = row[f"{phase}_sd"], score_of(row)
-    tail = "" if spread is None or not np.isfinite(spread) else f" ± {score.number(spread)}"
-    return score.number(row[f"{phase}_last"]) + tail
+def _with_spread(row: MethodRow, phase: str) -> str:
+    found, score = row.phase(phase), row.score
+    tail = "" if found.sd is None or not np.isfinite(found.sd) else f" ± {score.number(found.sd)}"
+    return score.number(found.last) + tail
 
 
-def _gain_row(row: dict[str, Any]) -> dict[str, Any]:
-    better, equal, worse = row["gain"] or (NONE, NONE, NONE)
-    score = score_of(row)
-    low, high = row["gain_low"], row["gain_high"]
+def _gain_row(row: MethodRow) -> dict[str, Any]:
+    served = {"worst": row.score.number(row.worst_client), "tenth": row.score.number(row.worst_tenth)}
+    return {**_name(row), **_gained(row.gain, row.score), "note": row.gain_note, **served}
+
+
+def _gained(gain: Gain | None, score: Score) -> dict[str, Any]:
+    if gain is None:
+        return dict.fromkeys(("better", "equal", "worse", "points", "interval", "p", "round"), NONE) | {"sign": 0}
+    ends = [NONE if end is None else signed(end, score.digits) for end in (gain.low, gain.high)]
     return {
-        **_name(row),
-        "better": better,
-        "equal": equal,
-        "worse": worse,
-        "points": NONE if row["gain_points"] is None else signed(row["gain_points"], score.digits),
-        "sign": 0 if row["gain_points"] is None else int(np.sign(round(row["gain_points"], score.digits))),
-        "interval": NONE if low is None else f"{signed(low, score.digits)} to {signed(high, score.digits)}",
-        "p": sure(row["gain_p_adjusted"]).removeprefix(", p ") or NONE,
-        "round": row["gain_round"] or NONE,
-        "note": row["gain_note"],
-        "worst": score.number(row["worst_client"]),
-        "tenth": score.number(row["worst_tenth"]),
+        **dict(zip(("better", "equal", "worse"), gain.clients, strict=True)),
+        "points": signed(gain.points, score.digits),
+        "sign": int(np.sign(round(gain.points, score.digits))),
+        "interval": NONE if gain.low is None else " to ".join(ends),
+        "p": sure(gain.p_adjusted).removeprefix(", p ") or NONE,
+        "round": gain.round or NONE,
     }
 
 
@@ -417,16 +407,16 @@ def _weight(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.0e}"
 
 
-def _cost_row(row: dict[str, Any], scenario: Scenario, printed: paper.Printed) -> dict[str, Any]:
-    runs = scenario.of(row["method"])
+def _cost_row(row: MethodRow, scenario: Scenario, printed: paper.Printed) -> dict[str, Any]:
+    runs = scenario.of(row.method)
     return {
         **_name(row),
-        "kib": f"{row['kib']:,.1f}",
+        "kib": f"{row.kib:,.1f}",
         "paper_kib": NONE if printed.kib is None else f"{printed.kib:,.0f}",
         "mib": f"{np.mean([run.mib for run in runs]):,.1f}",
         "seconds": f"{np.mean([run.spent.whole for run in runs]):.2f}",
         "paper_seconds": NONE if printed.seconds_per_round is None else f"{printed.seconds_per_round:.0f}",
-        "whole": _duration(row["seconds"]),
+        "whole": _duration(row.seconds),
     }
 
 
@@ -455,7 +445,7 @@ def _plain(value: Any) -> str:
 
 
 def _settings(scenario: Scenario) -> list[tuple[str, str]]:
-    firsts = [(row["method"], scenario.of(row["method"])[0]) for row in scenario.rows]
+    firsts = [(row.method, scenario.of(row.method)[0]) for row in scenario.rows]
     return [(title_of(label), run.about.get("method") or NONE) for label, run in firsts]
 
 
@@ -476,10 +466,10 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
     if len(scenarios) < 2:
         return None
     ranks = _ranks(scenarios)
-    labels = list(dict.fromkeys(row["method"] for scenario in scenarios for row in scenario.rows))
+    labels = list(dict.fromkeys(row.method for scenario in scenarios for row in scenario.rows))
     mean = ranks.mean_rank if ranks else {}
     labels.sort(key=lambda label: mean.get(label, np.inf))
-    cells = {(scenario.title, row["method"]): row for scenario in scenarios for row in scenario.rows}
+    cells = {(scenario.title, row.method): row for scenario in scenarios for row in scenario.rows}
     rows = [
         (
             title_of(label),
@@ -499,14 +489,12 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
 
 
 def _ranks(scenarios: Sequence[Scenario]) -> Ranks | None:
-    rows = [
-        row for scenario in scenarios for row in scenario.rows if np.isfinite(figures.last(scenario, row["method"]))
-    ]
-    return run_results.ranks(rows)
+    rows = [row for scenario in scenarios for row in scenario.rows if np.isfinite(figures.last(scenario, row.method))]
+    return standings.ranks(rows)
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    return NONE if row is None else _with_spread(row, row["evaluated"])
+def _cell(row: MethodRow | None) -> str:
+    return NONE if row is None else _with_spread(row, row.evaluated)
 
 
 def _counts(found: Gathered) -> list[str]:

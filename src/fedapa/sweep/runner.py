@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from fedapa.analysis import collected, run_results
+from fedapa.analysis import collected, result_sets, run_results
 from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
@@ -180,5 +180,5 @@ def _keep(out: Path, plan: Planned, store: Store) -> None:
 
 def write_results(out: Path) -> Path:
     """All finished runs of a sweep as one small JSON file, a line each."""
-    runs = [run for run in run_results.load(out) if run.status == "finished"]
-    return run_results.write_file(out / RESULTS, run_results.as_dicts(runs))
+    runs = [run for run in result_sets.load(out) if run.status == "finished"]
+    return result_sets.write_file(out / RESULTS, result_sets.as_dicts(runs))

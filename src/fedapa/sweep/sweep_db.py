@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedapa.analysis import run_results
+from fedapa.analysis import result_sets, run_results
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.errors import InputError, RunError
 from fedapa.store import run_db
@@ -64,7 +64,7 @@ class Store:
     def keep(self, path: str, run: run_results.RunResult) -> None:
         """A finished run's numbers and its state, together or not at all."""
         numbers = [n for p in (run.before, run.after) for n in (p.last, p.best, p.tail, p.summary.worst10)]
-        whole = json.dumps(run_results.as_dicts([run])[0], default=str)
+        whole = json.dumps(result_sets.as_dicts([run])[0], default=str)
         row = (path, run.evaluated, *numbers, run.kib, run.seconds, whole)
         with self._open() as db:
             db.execute(f"INSERT OR REPLACE INTO result VALUES ({', '.join('?' * 13)})", row)

@@ -10,14 +10,13 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedapa.analysis.run_results import score_of
 from fedapa.config.load import dump
-from fedapa.core.scores import ACCURACY
+from fedapa.core.scores import ACCURACY, Score
 from fedapa.store.atomic_io import make_folder, write_atomically
 from fedapa.store.run_folder import lock
 from fedapa.sweep import runner, sweep_db
@@ -26,7 +25,6 @@ from fedapa.tune.space import defaults, table
 from fedapa.tune.trials import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config
 
 TABLE, TUNED = "trials.csv", "tuned.toml"
-Row = dict[str, Any]
 Tell = Callable[["Progress"], None]
 
 
@@ -41,7 +39,42 @@ class Progress:
     news: Any = None
 
 
-def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Plan, list[Row]]:
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial: its settings, its score on held-out data by allocation and their mean, seconds and state."""
+
+    method: str
+    trial: int
+    settings: dict[str, Any]
+    held: float | None  # None while it is not finished
+    allocations: dict[str, float | None]  # by seed
+    seconds: float
+    state: str
+    reason: str
+    score: Score
+
+    @property
+    def height(self) -> float | None:
+        """The score on held-out data, turned so that more is better."""
+        return None if self.held is None else self.score.sign * self.held
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"score": self.score.as_dict()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best trial of a method, beside the score of its default."""
+
+    row: TrialRow
+    default: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        whole = self.row.as_dict()
+        return {key: whole[key] for key in ("method", "trial", "settings", "held", "score")} | {"default": self.default}
+
+
+def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Plan, list[TrialRow]]:
     """Begin a tuning in a folder, or go on with the one that it holds; the table of its trials when all have ended."""
     with lock(make_folder(out)):
         trials: list[Trial] = []
@@ -54,18 +87,18 @@ def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Pl
                 _play(plan, out, trials, fresh, jobs, tell)
             fresh = _next(plan, trials, rows(out, plan, trials))
             trials = sorted([*trials, *fresh], key=lambda trial: (plan.methods.index(trial.method), trial.number))
-            save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning goes on with the same
+            _save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning goes on with the same
             if not fresh:
                 return plan, _write(out, plan, trials)
 
 
-def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[Row]) -> list[Trial]:
+def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[TrialRow]) -> list[Trial]:
     """New trials of every method: first its default, then what the search proposes."""
     config, spaces, fresh = plan.read(), plan.spaces(), []
     for name, space in spaces.items():
         default = defaults(config, name, space)
         mine = [trial for trial in trials if trial.method == name] or [Trial(name, 0, {})]
-        scores = {row["trial"]: _height(row) for row in found if row["method"] == name}
+        scores = {row.trial: row.height for row in found if row.method == name}
         tried = [Scored(trial.settings or default, scores.get(trial.number)) for trial in mine]
         new = propose(plan.search, name, space, plan.seed, tried, plan.trials)
         fresh += [trial for trial in mine if trial not in trials]
@@ -82,7 +115,7 @@ def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial]
 
     def hear(now: runner.Progress) -> None:
         if now.news is not None and now.news.what in ("finished", "failed"):
-            save(out, plan, trials, rows(out, plan, trials))
+            _save(out, plan, trials, rows(out, plan, trials))
         if tell is not None:
             done = before + len(paths) * (now.done / now.whole if now.whole else 1)
             tell(Progress(round(done * plan.rounds), runs * plan.rounds, before + now.finished, runs, now.news))
@@ -93,62 +126,60 @@ def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial]
 # ---------------------------------------------------------------------------------------------------------- the table
 
 
-def rows(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
-    """One row per trial: its settings, its score on held-out data by allocation and their mean, seconds and state."""
+def rows(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[TrialRow]:
+    """One row per trial."""
     known = {run["path"]: run for run in sweep_db.read(out)} if runner.is_sweep(out) else {}
     held, score = sweep_db.held(out) if known else ({}, ACCURACY)
-    found = [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held) for trial in trials]
-    return [row | {"score": score.as_dict()} for row in found]
+    return [_row(trial, {seed: trial.path(seed) for seed in plan.seeds}, known, held, score) for trial in trials]
 
 
-def _height(row: Row) -> float | None:
-    """The score on held-out data, turned so that more is better."""
-    return None if row["held"] is None else score_of(row).sign * row["held"]
-
-
-def _row(trial: Trial, paths: Mapping[int, str], known: Mapping[str, Row], held: Mapping[str, float | None]) -> Row:
+def _row(
+    trial: Trial,
+    paths: Mapping[int, str],
+    known: Mapping[str, dict[str, Any]],
+    held: Mapping[str, float | None],
+    score: Score,
+) -> TrialRow:
     runs = [known.get(path, {"state": "planned", "reason": "", "seconds": None}) for path in paths.values()]
     states, reasons = [run["state"] for run in runs], [run["reason"] for run in runs if run["state"] == "failed"]
     scores = {str(seed): held.get(path) for seed, path in paths.items()}
     if all(state == "finished" for state in states) and not all(map(_is_score, scores.values())):
         states, reasons = ["failed"], ["no score on held-out data"]
     whole = all(state == "finished" for state in states)
-    return {
-        "method": trial.method,
-        "trial": trial.number,
-        "settings": trial.settings,
-        "held": fmean(float(score) for score in scores.values() if score is not None) if whole else None,
-        "allocations": scores,
-        "seconds": sum(run["seconds"] or 0.0 for run in runs),
-        "state": "failed" if "failed" in states else "finished" if whole else "unfinished",
-        "reason": "; ".join(dict.fromkeys(reasons)),
-    }
+    return TrialRow(
+        method=trial.method,
+        trial=trial.number,
+        settings=trial.settings,
+        held=fmean(float(value) for value in scores.values() if value is not None) if whole else None,
+        allocations=scores,
+        seconds=sum(run["seconds"] or 0.0 for run in runs),
+        state="failed" if "failed" in states else "finished" if whole else "unfinished",
+        reason="; ".join(dict.fromkeys(reasons)),
+        score=score,
+    )
 
 
 def _is_score(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def best(found: Sequence[Row]) -> dict[str, Row]:
+def best(found: Sequence[TrialRow]) -> dict[str, TrialRow]:
     """The best trial of every method that has one; the earliest of equals, so the default before all others."""
-    chosen: dict[str, Row] = {}
+    chosen: dict[str, TrialRow] = {}
     for row in found:
-        height, rival = _height(row), chosen.get(row["method"])
-        if height is not None and (rival is None or height > score_of(rival).sign * rival["held"]):
-            chosen[row["method"]] = row
+        rival = chosen.get(row.method)
+        if row.height is not None and (rival is None or rival.height is None or row.height > rival.height):
+            chosen[row.method] = row
     return chosen
 
 
-def choices(found: Sequence[Row]) -> list[Row]:
-    """What was chosen for every method, beside the score of its default."""
-    default = {row["method"]: row["held"] for row in found if row["trial"] == 0}
-    return [
-        {key: row[key] for key in ("method", "trial", "settings", "held", "score")} | {"default": default[name]}
-        for name, row in best(found).items()
-    ]
+def choices(found: Sequence[TrialRow]) -> list[Choice]:
+    """What was chosen for every method."""
+    default = {row.method: row.held for row in found if row.trial == 0}
+    return [Choice(row, default[name]) for name, row in best(found).items()]
 
 
-def as_csv(found: Sequence[Row]) -> str:
+def as_csv(found: Sequence[TrialRow]) -> str:
     """The table with a column per setting and allocation."""
     flat = [_flat(row) for row in found]
     columns = list(dict.fromkeys(key for row in flat for key in row))
@@ -159,31 +190,34 @@ def as_csv(found: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def _flat(row: Row) -> Row:
-    plain = {key: value for key, value in row.items() if key not in ("settings", "allocations", "score")}
-    scores = {f"held_{seed}": score for seed, score in row["allocations"].items()}
-    return {**plain, **scores, **row["settings"]}
+def _flat(row: TrialRow) -> dict[str, Any]:
+    plain = {key: value for key, value in row.as_dict().items() if key not in ("settings", "allocations", "score")}
+    scores = {f"held_{seed}": score for seed, score in row.allocations.items()}
+    return {**plain, **scores, **row.settings}
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept
 
 
-def _write(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[Row]:
+def _save(out: Path, plan: Plan, trials: Sequence[Trial], found: Sequence[TrialRow]) -> None:
+    save(out, plan, trials, [row.as_dict() for row in found])
+
+
+def _write(out: Path, plan: Plan, trials: Sequence[Trial]) -> list[TrialRow]:
     found = rows(out, plan, trials)
-    save(out, plan, trials, found)
+    _save(out, plan, trials, found)
     write_atomically(out / TABLE, as_csv(found).encode())
     if chosen := best(found):
         write_atomically(out / TUNED, tuned(plan, chosen).encode())
     return found
 
 
-def tuned(plan: Plan, chosen: Mapping[str, Row]) -> str:
+def tuned(plan: Plan, chosen: Mapping[str, TrialRow]) -> str:
     """A config of the tuned methods, with the rounds and the validation share of the config that was tuned."""
     config = plan.read()
-    own = {f"{name}-tuned": table(config, name, row["settings"]) for name, row in chosen.items()}
+    own = {f"{name}-tuned": table(config, name, row.settings) for name, row in chosen.items()}
     told = [
-        f"# {name}-tuned: trial {row['trial']} of {plan.trials},"
-        f" {score_of(row).text(row['held'])} on held-out train data"
+        f"# {name}-tuned: trial {row.trial} of {plan.trials}, {row.score.text(row.held)} on held-out train data"
         for name, row in chosen.items()
     ]
     head = "# Chosen by `fedapa tune` on held-out train data; test data was not looked at."
