@@ -101,7 +101,7 @@ def test_wrapped_methods_are_told_apart_by_what_is_inside_them() -> None:
     assert settings("FedAPA(eta=") == {}
 
 
-def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no_gain(make: Make) -> None:
+def test_runs_with_malicious_clients_are_a_scenario_of_their_own_and_those_have_no_gain(make: Make) -> None:
     make("l", "local", HALF)
     make("a", "fedapa", MORE)
     for name, label, right in (("m", "local", HALF), ("b", "fedapa", MORE)):
@@ -109,10 +109,10 @@ def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no
         text = (run / "config.toml").read_text() + '[attack]\nkind = "scaled"\nclients = [0]\nfactor = -2.0\n'
         (run / "config.toml").write_text(text)
         change(run, "INSERT INTO meta VALUES ('attack', '{\"clients\": [0]}')")
-    clean, lied = sorted(look(run).scenarios, key=lambda scenario: scenario.title)
-    assert lied.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients · 1 lie (scaled -2)"
+    clean, attacked = sorted(look(run).scenarios, key=lambda scenario: scenario.title)
+    assert attacked.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients · 1 malicious (scaled -2)"
     assert clean.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients"
-    ((_, gains),) = figures.gains_of(lied, "fedapa")
+    ((_, gains),) = figures.gains_of(attacked, "fedapa")
     assert gains[1:] == pytest.approx([0, -20])
     assert np.isnan(gains[0])
 

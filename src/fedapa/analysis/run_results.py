@@ -60,7 +60,7 @@ class RunResult:
     seconds: float
     counts: Sums  # [M, 2] sum and count of the primary score in the last round, of the evaluated model
     partition: str
-    attackers: tuple[int, ...] = ()  # the clients that lie
+    attackers: tuple[int, ...] = ()  # the malicious clients
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
     provenance: Provenance = Provenance()
     account: str = ""  # JSON of the privacy account, where uploads are noised
@@ -81,7 +81,7 @@ class RunResult:
 
     @property
     def honest(self) -> npt.NDArray[np.bool_]:
-        """[M] the clients that count: those that do not lie, and have test samples."""
+        """[M] the clients that count: those that are not malicious and have test samples."""
         found: npt.NDArray[np.bool_] = ~np.isin(np.arange(len(self.counts)), self.attackers) & (self.counts[:, 1] > 0)
         return found
 
@@ -143,22 +143,22 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
         assert after is not None
         seen = [t for t, _ in _up_to(until, run_db.curve(db, about["evaluated"]))]
         totals = run_db.totals(db)
-        liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
+        malicious = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
         counts = run_db.client_sums(db, seen[-1], about["evaluated"])
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
-            counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
+            counts, about["partition"], malicious, _weight_on(malicious, db, len(counts)), provenance.read(about),
             about.get("privacy", ""), tuple(seen), _overlap(folder, db), run_db.primary(db), folder,
         )  # fmt: skip
 
 
-def _weight_on(liars: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:
-    """The weight that a client's mixture gives to liars, mean over all who are not."""
-    if not liars:
+def _weight_on(malicious: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:
+    """The weight that a client's mixture gives to malicious clients: the mean over the honest clients."""
+    if not malicious:
         return ()
-    honest = [i for i in range(clients) if i not in liars]
-    found = [A[np.ix_(honest, liars)].sum(1).mean() for _, A in run_db.matrices(db, clients)]
+    honest = [i for i in range(clients) if i not in malicious]
+    found = [A[np.ix_(honest, malicious)].sum(1).mean() for _, A in run_db.matrices(db, clients)]
     return tuple(round(float(weight), 4) for weight in found)
 
 
@@ -260,8 +260,8 @@ def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[dict[str
             place["round"] = mine.round
             tested = int(run.counts[client, 1])
             scores = {run.score.name: float(ours), rival: float(theirs), "gain": float(gain)}
-            lies = {"lies": client in run.attackers} if any(one.attackers for one in runs) else {}
-            rows.append({**place, **lies, "test_samples": tested, **scores})
+            malicious = {"malicious": client in run.attackers} if any(one.attackers for one in runs) else {}
+            rows.append({**place, **malicious, "test_samples": tested, **scores})
     return rows
 
 
@@ -510,7 +510,7 @@ def _gains(mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> 
 
 
 def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str, Any]:
-    """What is left for honest clients where others lie, and the points that it is above or below the run without."""
+    """What is left for honest clients, and how many points that is above or below the run without an attack."""
     if not all(run.attackers for run in mine):
         return {"attackers": 0, "honest": None, "attack_points": None, "attacker_weight": None}
     costs = [cost for run in mine if (cost := _cost_of_attack(run, runs)) is not None]
@@ -524,7 +524,7 @@ def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> dict[str,
 
 
 def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
-    """How much better the honest clients are off than the same clients where nobody lies; below 0: worse."""
+    """How much better the honest clients are off than the same clients where nobody is malicious; below 0: worse."""
     for other in runs:
         if _setting(other) == _setting(run) and not other.attackers:
             met = level([run, other])

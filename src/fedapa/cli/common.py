@@ -69,7 +69,7 @@ def prepare(wanted: Config, out: Path) -> list[Path]:
     parts = assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
     for seed in wanted.seeds:
         if (attack := attack_of(wanted, parts.task.clients, seed)) is not None:
-            ui.say(f"note: clients lie: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
+            ui.say(f"note: malicious clients: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
     for method in wanted.methods:
         warn(wanted, method)
     return lay_out(wanted, out)
@@ -311,7 +311,7 @@ def _readable(row: dict[str, Any], rival: str) -> dict[str, Any]:
         shown[f"honest {what}"] = score.number(row["honest"])
         shown["by attack"] = score.number(row["attack_points"], signed=True)
         weight = row["attacker_weight"]
-        shown["weight on liars %"] = "–" if weight is None else f"{100 * weight:.1f}"
+        shown["weight on malicious %"] = "–" if weight is None else f"{100 * weight:.1f}"
     shown[f"worst client {what}"] = score.number(row["worst_client"])
     shown["gain/equal/lose"] = "–" if row["gain"] is None else "/".join(map(str, row["gain"]))
     shown[f"vs {rival}"] = _gain(row)

@@ -30,8 +30,9 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     Runs are compared at the last round that both have evaluated. Unfinished runs do not count beside finished runs of
     the same method.
 
-    Where clients lie ([attack]), gains are over the honest ones; honest % is their mean accuracy, "by attack" what that
-    is above the same clients' in a run of FOLDER without liars, and then the weight that their mixtures give to liars.
+    With malicious clients ([attack]), gains count honest clients only. "honest %" is their mean accuracy. "by attack"
+    is how much that differs from the same clients' accuracy in the run of FOLDER without an attack. "weight on
+    malicious %" is the weight that the mixtures of honest clients give to malicious ones.
     """
     from fedapa.cli import common
 

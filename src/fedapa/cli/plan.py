@@ -55,7 +55,7 @@ def command(
         rows = [row | {"epsilon": a.short() if (a := accounts.get(row["method"])) else None} for row in rows]
     clients, attack = table(data), attack_of(wanted, len(data.clients), wanted.seeds[0])
     if attack is not None:
-        clients = [{**row, "lies": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
+        clients = [{**row, "attack": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
     if form == "json":
         found: dict[str, Any] = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
         found |= {} if attack is None else {"attack": attack._asdict()}

@@ -174,7 +174,7 @@ def method_from(config: Config, name: str) -> Method:
 
 
 def attack_of(config: Config, clients: int, seed: int) -> Attack | None:
-    """Who lies in the run of a seed, and how."""
+    """The malicious clients in the run of a seed, and what they do."""
     if (wanted := config.attack) is None:
         return None
     factor = FACTORS[wanted.kind] if wanted.factor is None else wanted.factor

@@ -83,7 +83,7 @@ def read_config(text: str) -> Config:
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError("the run's config names several runs")
     if config.attack is not None:
-        raise InputError("the run's config has a section [attack]", "clients lie on demand in simulations alone")
+        raise InputError("the run's config has a section [attack]", "only simulations have malicious clients")
     return config
 
 

@@ -72,11 +72,11 @@ def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[s
     }
     seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
     states = {name: "collected" if name in skip else status(out / name) for name in guesses}
-    lies = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
+    attacks = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
     rows = [{"run": name, "state": states[name], "minutes": seconds[name] / 60} for name in guesses]
-    if not lies:
+    if not attacks:
         return rows
-    return [{**row, "lies": lies.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
+    return [{**row, "attack": attacks.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
 
 
 def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[Path]:
