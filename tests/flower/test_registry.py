@@ -134,12 +134,12 @@ def test_the_door_lets_only_fleet_calls_through(coordinator):
     server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
 )
 def test_nginx_takes_the_configuration(coordinator):
-    assert server_supervisor.door_command(coordinator)[0].endswith("nginx")
+    assert server_supervisor.proxy_command(coordinator)[0].endswith("nginx")
 
 
 def test_a_coordinator_without_a_door_needs_no_nginx(tmp_path, monkeypatch):
     monkeypatch.setattr(server_supervisor, "find_nginx", lambda: None)
-    local = create(tmp_path / "local", Settings(door=0), [], None, None)
+    local = create(tmp_path / "local", Settings(proxy_port=0), [], None, None)
     assert [child.name for child in server_supervisor.coordinator_processes(local).children] == ["superlink"]
     assert local.fleet_address == "127.0.0.1:9091"
     open_ = create(tmp_path / "open", Settings(), [], None, None)
@@ -224,7 +224,7 @@ def run(command, *words):
 
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(coordinator_cli.command, "init", "--door", "0").exit_code == 0
+    assert run(coordinator_cli.command, "init", "--proxy-port", "0").exit_code == 0
     assert run(coordinator_cli.command, "add-site", "amber").exit_code == 0
     assert (tmp_path / "kits" / "amber" / "site.key").is_file()
     shown = run(coordinator_cli.command, "status", "--format", "json")
@@ -238,6 +238,17 @@ def test_the_commands(tmp_path, monkeypatch):
     again = run(coordinator_cli.command, "init")
     assert isinstance(again.exception, InputError)
     assert "is a coordinator already" in again.exception.message
+
+
+def test_the_old_name_of_the_proxys_port_is_read_from_a_folder_and_refused_as_an_option(tmp_path):
+    create(tmp_path / "coordinator", Settings(proxy_port=9444), [], None, None)
+    path = tmp_path / "coordinator" / "coordinator.toml"
+    path.write_text(path.read_text().replace("proxy_port", "door"))
+    assert Coordinator(tmp_path / "coordinator").settings.proxy_port == 9444
+    refused = run(coordinator_cli.command, "init", "--dir", str(tmp_path / "new"), "--door", "0").exception
+    assert isinstance(refused, InputError)
+    assert (refused.message, refused.hint) == ("no option --door any more", "renamed to --proxy-port")
+    assert not (tmp_path / "new").exists()
     nowhere = run(coordinator_cli.command, "status", "--dir", "nowhere")
     assert isinstance(nowhere.exception, InputError)
 

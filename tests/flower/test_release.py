@@ -54,7 +54,7 @@ class Poisoned(Direct):
 @pytest.fixture
 def stopped(tmp_path):
     """A coordinator, and a run that was cut off after three rounds with dune in quarantine since the second."""
-    create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     text = config_text(rounds=4, participation=(1.0, 1.0)).replace("quarantine_after = 3", "quarantine_after = 1")
     run_folder.create(tmp_path / "run", text)
     session = Poisoned(make_sites(tmp_path / "sites"), 3)

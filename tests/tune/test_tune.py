@@ -36,9 +36,9 @@ FEW = ("--trials", 4, "--rounds", 2)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are played in this process."""
 
-    def play(runs: list[Path], workers: int, tell: Any) -> None:
+    def play(runs: list[Path], workers: int, report: Any) -> None:
         for path in runs:
-            pool._play_one(path, lambda *news: tell(pool.News(*news)))
+            pool._play_one(path, lambda *event: report(pool.Event(*event)))
 
     monkeypatch.setattr(pool, "play", play)
 
@@ -340,8 +340,8 @@ def test_optuna_killed_between_two_batches_goes_on_with_the_same_trials(
     assert len(settings(whole)) == 16
     played = pool.play
 
-    def cut(runs: list[Path], workers: int, tell: Any) -> None:
-        played(runs[:3], workers, tell)
+    def cut(runs: list[Path], workers: int, report: Any) -> None:
+        played(runs[:3], workers, report)
         raise KeyboardInterrupt
 
     for _ in range(3):

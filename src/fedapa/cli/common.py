@@ -95,7 +95,7 @@ def tell_refused(runs: Iterable[Path]) -> None:
     from fedapa.store.run_folder import refusals
 
     for run in runs:
-        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is told elsewhere
+        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is reported elsewhere
             if (found := refusals(run)) is not None:
                 ui.say(f"warning: {run.name}: {found}")
 
@@ -180,7 +180,7 @@ def play_all(
 
 
 def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) -> FedapaError:
-    """One error for all runs that failed, each reason told once."""
+    """One error for all runs that failed, each reason once."""
     reasons = list(dict.fromkeys(error.message for _, error in failed))
     listed = [f"{', '.join(run.name for run, e in failed if e.message == reason)}: {reason}" for reason in reasons]
     kind = InputError if all(isinstance(error, InputError) for _, error in failed) else RunError
@@ -219,7 +219,7 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
     ranks = run_results.ranks(rows)
     if form == "json":
         whole: dict[str, Any] = {} if ranks is None else {"ranks": ranks._asdict()}
-        whole |= {"privacy": told} if (told := run_results.protection(runs)) else {}
+        whole |= {"privacy": lines} if (lines := run_results.protection(runs)) else {}
         ui.dump({"methods": rows, **whole, "runs": run_results.as_dicts(runs)})
     elif form in ("csv", "latex"):
         click.echo(comparison_formats.as_csv(rows) if form == "csv" else comparison_formats.as_latex(rows), nl=False)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from fedapa.cli import ui
+from fedapa.errors import InputError
 
 HOME = Path("coordinator")
 folder_option = click.option(
@@ -22,6 +23,16 @@ folder_option = click.option(
     show_default=True,
     help="The coordinator's folder.",
 )
+
+
+def _renamed_to(new: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """A callback for the old name of an option."""
+
+    def refuse(context: click.Context, option: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise InputError(f"no option {option.opts[0]} any more", f"renamed to {new}")
+
+    return refuse
 
 
 @click.group(short_help="Coordinate real sites: enrol them, run a config with them")
@@ -35,17 +46,28 @@ def command() -> None:
 @click.option("--name", "names", multiple=True, help="Further names or addresses for its certificate.")
 @click.option("--port", default=9091, show_default=True, type=click.IntRange(1, 65535), help="SuperLink, local only.")
 @click.option(
-    "--door", default=9443, show_default=True, type=click.IntRange(0, 65535), help="Proxy for sites; 0: none."
+    "--proxy-port",
+    default=9443,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Reverse proxy for sites; 0: no proxy, all sites are on this machine.",
 )
+@click.option("--door", hidden=True, expose_value=False, callback=_renamed_to("--proxy-port"))
 @click.option("--ca-cert", type=click.Path(dir_okay=False, path_type=Path), help="Your own authority, PEM.")
 @click.option("--ca-key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, PEM; read once, not kept.")
 def init(
-    home: Path, host: str, names: tuple[str, ...], port: int, door: int, ca_cert: Path | None, ca_key: Path | None
+    home: Path,
+    host: str,
+    names: tuple[str, ...],
+    port: int,
+    proxy_port: int,
+    ca_cert: Path | None,
+    ca_key: Path | None,
 ) -> None:
     """Make a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
     registry = _registry()
-    made = registry.create(home, registry.Settings(host, port, door), list(names), ca_cert, ca_key)
-    if door:
+    made = registry.create(home, registry.Settings(host, port, proxy_port), list(names), ca_cert, ca_key)
+    if proxy_port:
         from fedapa.transports.flower import reverse_proxy
 
         reverse_proxy.write(made)
@@ -87,7 +109,7 @@ def remove_site(name: str, home: Path) -> None:
 @folder_option
 @click.option("--detach", is_flag=True, help="In the background; `coordinator stop` ends it.")
 def start(home: Path, detach: bool) -> None:
-    """Start the SuperLink and the door, and keep them running. In the foreground, as a service manager wants it."""
+    """Start the SuperLink and the reverse proxy and keep them running, in the foreground as service managers expect."""
     coordinator = _registry().Coordinator(home)
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
@@ -110,7 +132,7 @@ def start(home: Path, detach: bool) -> None:
 @command.command()
 @folder_option
 def stop(home: Path) -> None:
-    """Stop the SuperLink and the door. Runs wait for their return; sites try again until they are back."""
+    """Stop the SuperLink and the reverse proxy. Runs and sites wait until they are back."""
     _registry().Coordinator(home)
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
@@ -178,7 +200,6 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
     """Continue all unfinished runs of FOLDER (default: the latest under ./runs), bit for bit as if never stopped."""
     coordinator = _registry().Coordinator(home)
     from fedapa.cli import common
-    from fedapa.errors import InputError
     from fedapa.store.run_folder import runs_under
 
     folder = folder or common.newest_out()
@@ -232,13 +253,11 @@ def require_flower() -> None:
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:
-        from fedapa.errors import InputError
-
         raise InputError("real federations need Flower, which is not installed", "pip install 'fedapa[flower]'")
 
 
 def _sync(coordinator: Any) -> None:
-    """Tell a running SuperLink; one that is down is told when it starts."""
+    """Update a running SuperLink; one that is down is updated when it starts."""
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
 

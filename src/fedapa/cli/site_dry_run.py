@@ -39,15 +39,15 @@ def dry_run(
     manifest.write(out, found.wire)
     if form == "json":
         scores = {name: interval._asdict() for name, interval in found.alone.items()}
-        told = {"privacy": found.privacy, "warnings": found.warnings}
-        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **told})
+        notes = {"privacy": found.privacy, "warnings": found.warnings}
+        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **notes})
         return
     _show(found, form)
     ui.say(f"written to {out}; a client that joins with it sends nothing else")
 
 
 def _show(found: Any, form: str) -> None:
-    from fedapa.site.model_card import told as _told
+    from fedapa.site.model_card import score_text
 
     unique = {str(row): row for message in found.wire["up"] for row in message}
     rows = [
@@ -66,5 +66,5 @@ def _show(found: Any, form: str) -> None:
         click.echo(f"privacy: {line}")
     for line in found.warnings:
         ui.say(f"warning: {found.method}: {line}")
-    told = ", ".join(_told(measure, found.alone[measure.name]) for measure in found.measures)
-    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: {told}")
+    scores = ", ".join(score_text(measure, found.alone[measure.name]) for measure in found.measures)
+    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: {scores}")

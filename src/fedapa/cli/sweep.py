@@ -71,7 +71,7 @@ def command(
 
 
 def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
-    """Play the runs with a bar over all of them, then compare; failures are told at the end."""
+    """Play the runs with a bar over all of them, then compare; failures are listed at the end."""
     from fedapa.cli import common
     from fedapa.errors import RunError
     from fedapa.rounds.transport import available_cores
@@ -80,13 +80,13 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
     with ui.progress() as bar:
         whole = bar.add_task("all runs", total=None, note="")
 
-        def tell(now: runner.Progress) -> None:
+        def show(now: runner.Progress) -> None:
             note = f"{now.finished}/{now.runs} runs"
             bar.update(whole, total=round(now.whole), completed=round(now.done), note=note)
-            tell_of_one(bar, now.news)
+            show_failure(bar, now.event)
 
         try:
-            failed = runner.play(out, paths, jobs or available_cores(), tell)
+            failed = runner.play(out, paths, jobs or available_cores(), show)
         except KeyboardInterrupt:
             again = f"`fedapa resume {shlex.quote(str(out))}` goes on"
             raise common.Interrupted("interrupted", again) from None
@@ -100,6 +100,6 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
         raise RunError(f"{len(failed)} of {len(paths)} runs failed:{listed}", again)
 
 
-def tell_of_one(bar: Any, news: Any) -> None:
-    if news is not None and news.what == "failed" and not bar.disable:
-        bar.console.print(f"failed {news.path.name}: {news.text}", style="red", markup=False)
+def show_failure(bar: Any, event: Any) -> None:
+    if event is not None and event.what == "failed" and not bar.disable:
+        bar.console.print(f"failed {event.path.name}: {event.text}", style="red", markup=False)

@@ -104,9 +104,9 @@ def budget(plan: Plan) -> str:
 
 
 def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
-    """Play the trials with a bar over all of them, then show them; those that failed are told at the end."""
+    """Play the trials with a bar over all of them, then show them; those that failed are listed at the end."""
     from fedapa.cli import common
-    from fedapa.cli.sweep import tell_of_one
+    from fedapa.cli.sweep import show_failure
     from fedapa.errors import RunError
     from fedapa.rounds.transport import available_cores
     from fedapa.tune import tuning
@@ -116,12 +116,12 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
     with ui.progress() as bar:
         whole = bar.add_task("all trials", total=None, note="")
 
-        def tell(now: tuning.Progress) -> None:
+        def show_progress(now: tuning.Progress) -> None:
             bar.update(whole, total=now.whole, completed=now.done, note=f"{now.finished}/{now.runs} runs")
-            tell_of_one(bar, now.news)
+            show_failure(bar, now.event)
 
         try:
-            plan, rows = tuning.tune(plan, out, jobs or available_cores(), tell)
+            plan, rows = tuning.tune(plan, out, jobs or available_cores(), show_progress)
         except KeyboardInterrupt:
             raise common.Interrupted("interrupted", f"{again} goes on") from None
     _show(plan, rows, form)

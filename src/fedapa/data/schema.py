@@ -136,7 +136,7 @@ def _is_numeric(name: str, tables: Mapping[str, Table]) -> bool:
             raise InputError(
                 f"site {site}, column '{name}': text '{value}' in line {line} of {tables[site].path.name}"
                 f"{where}{other}",
-                f'mend it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
+                f'fix it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
             )
     return True
 

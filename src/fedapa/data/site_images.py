@@ -66,7 +66,7 @@ def _opened(file: Path) -> Any:
         raise InputError(f"{file} does not exist", "are paths relative to the table's own folder?") from None
     except (*BROKEN, Image.DecompressionBombError) as error:
         reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise InputError(f"{file} is not a readable image ({reason})", "mend it or take it out") from None
+        raise InputError(f"{file} is not a readable image ({reason})", "fix it or remove it") from None
     return image
 
 

@@ -68,8 +68,8 @@ def assemble(
     tests = {}
     for name, material in found.items():
         x = _plain(schema, material)
-        tests[name], told = _test_mask(sites, name, x, codes[name], material, stream(seed, "test rows", name))
-        notes += told
+        tests[name], more = _test_mask(sites, name, x, codes[name], material, stream(seed, "test rows", name))
+        notes += more
     notes += _seen_elsewhere(schema, found, codes)
     fitted = _fitted(sites, schema, found, tests)
     data = _federated(sites, found, codes, tests, fitted, seed)
@@ -283,7 +283,7 @@ def _codes(name: str, schema: Schema, material: Material) -> Arrays:
         line = "" if material.rows is None else f" (line {material.rows.lines[odd[0]]} of {material.rows.path.name})"
         raise InputError(
             f"site {name}: label '{material.labels[odd[0]]}'{line} is none of the classes {', '.join(code)}",
-            "mend it, or name it in classes",
+            "fix it, or name it in classes",
         )
     return np.array([code[label] for label in material.labels], dtype=np.int64)
 
@@ -293,7 +293,7 @@ def _numbers(name: str, material: Material) -> Arrays:
     if None in found:
         k = found.index(None)
         line = "" if material.rows is None else f" (line {material.rows.lines[k]} of {material.rows.path.name})"
-        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is no number", "mend it, or drop the row")
+        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is no number", "fix it, or drop the row")
     return np.array(found, dtype=np.float32)
 
 

@@ -91,14 +91,14 @@ def verify(folder: Path, expected: str | None = None) -> Head:
 def _next(path: Path, number: int, line: bytes, before: Head) -> Head:
     try:
         row = json.loads(line)
-        kept, told = {key: value for key, value in row.items() if key != "hash"}, row["hash"]
-        sound = (row["number"], row["before"], told) == (number, before.hash, _hash(kept))
+        kept, stored = {key: value for key, value in row.items() if key != "hash"}, row["hash"]
+        sound = (row["number"], row["before"], stored) == (number, before.hash, _hash(kept))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
         hint = "it was changed, or is damaged"
         raise InputError(f"{path}, line {number} does not follow from the one before it", hint)
-    return Head(number, told)
+    return Head(number, stored)
 
 
 def _noted(folder: Path) -> Head:

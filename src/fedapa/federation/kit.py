@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @dataclass(frozen=True)
 class Kit:
     name: str
-    coordinator: str  # host:port of the fleet's door
+    coordinator: str  # host:port under which sites reach it
     share: int = 0  # which share of the data is this site's, where a config deals it out
 
 

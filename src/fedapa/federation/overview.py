@@ -43,8 +43,8 @@ def overview(coordinator: Coordinator, runs: Path | None, online: Mapping[int, s
         for site in coordinator.sites()
     ]
     alarms = [row for row in audit_log.read(coordinator.folder) if row.get("event") == "alarm"][-SHOWN:]
-    told = {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
-    return {**told, "alarms": [{key: plain(row.get(key, "")) for key in ("at", "site", "text")} for row in alarms]}
+    found = {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+    return {**found, "alarms": [{key: plain(row.get(key, "")) for key in ("at", "site", "text")} for row in alarms]}
 
 
 def _moved(path: Path) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The coordinator's folder: its authority and certificate, who may take part under which name, and the door's rules."""
+"""The coordinator's folder: its authority and certificate, the enrolled sites and their keys, and the settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
+OLD_NAMES = {"door": "proxy_port"}  # folders made by earlier versions
 
 
 @dataclass(frozen=True)
 class Settings:
     host: str = "127.0.0.1"  # under which sites reach this machine
     port: int = 9091  # of the SuperLink, on this machine only
-    door: int = 9443  # of the proxy that sites reach; 0: there is none, all sites are on this machine
+    proxy_port: int = 9443  # of the reverse proxy that sites reach; 0: no proxy, all sites are on this machine
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Coordinator:
         self.folder = folder
         path = folder / SETTINGS
         try:
-            self.settings = Settings(**tomllib.loads(path.read_text(encoding="utf-8")))
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            self.settings = Settings(**{OLD_NAMES.get(key, key): value for key, value in found.items()})
         except OSError as error:
             hint = "`fedapa coordinator init` makes one; --dir names another"
             raise InputError(f"{folder} is no coordinator: {path.name}: {error.strerror}", hint) from None
@@ -121,7 +123,7 @@ class Coordinator:
 
     @property
     def fleet_address(self) -> str:
-        return f"{self.settings.host}:{self.settings.door}" if self.settings.door else self.address
+        return f"{self.settings.host}:{self.settings.proxy_port}" if self.settings.proxy_port else self.address
 
     def remove(self, name: str) -> Enrolled:
         with self._changing() as sites:

@@ -88,7 +88,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     found = ask_all(session, sites, config, text)
     for description in found:
         if description.fault:
-            raise RunError(f"site {description.site} cannot take part: {description.fault}", "mend that, or remove it")
+            raise RunError(f"site {description.site} cannot take part: {description.fault}", "fix that, or remove it")
     if len(found) < max(config.federation.min_sites, 1):
         hint = "`fedapa coordinator status` shows who is online; start the others, or lower federation.min_sites"
         raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)

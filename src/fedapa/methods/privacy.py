@@ -1,4 +1,4 @@
-"""The privacy account of noised uploads: epsilon, the words in which it is told, and what it does not cover.
+"""The privacy account of noised uploads: epsilon, how it is worded, and what it does not cover.
 
 Every listing, card and page that shows a run with noised uploads takes all three from here. Needs no torch.
 """

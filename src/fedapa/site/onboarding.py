@@ -58,7 +58,7 @@ def onboard(
     file: Path,
     out: Path,
     rounds: int | None = None,
-    told: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
     anyway: bool = False,
 ) -> Newcomer:
     """Add one client with its own file to a run; its model and the server's new state go to ``out``."""
@@ -72,7 +72,7 @@ def onboard(
     own = _read(run, name, file, parts)
     client, rounds = own.data.clients[0], parts.plan.rounds if rounds is None else rounds
     task = replace(parts.task.with_client(client.name, len(client.train.y)), vectorise=False)
-    server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, told)
+    server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, progress)
     method, i, seed = parts.method, task.clients - 1, parts.plan.seed
     grown = Checkpoint(State(point.state.round, server, point.state.last), [*point.records, record])
     models = {
@@ -116,7 +116,7 @@ def _join(
     client: ClientData,
     seed: int,
     rounds: int,
-    told: Callable[[int], None] | None,
+    progress: Callable[[int], None] | None,
 ) -> tuple[Tree, Record]:
     server, i = method.admit(task, point.state.server), task.clients - 1
     keeps_rows = any(server[name].shape != leaf.shape for name, leaf in point.state.server.items())
@@ -129,8 +129,8 @@ def _join(
             raise RunError(f"{client.name}: {fault}", "lower training.lr")
         if keeps_rows and reply.up:
             server = method.absorb(task, server, [i], [down], [reply.up])
-        if told is not None:
-            told(t)
+        if progress is not None:
+            progress(t)
     return server, record
 
 

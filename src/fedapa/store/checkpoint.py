@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
 from fedapa.rounds.loop import State
-from fedapa.rounds.tensor_storage import Room
+from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Record
 from fedapa.store.atomic_io import Piece, make_folder
 from fedapa.store.atomic_io import sweep as sweep
@@ -54,12 +54,12 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
+def newest(folder: Path, tensors: TensorStore | None = None) -> Checkpoint | None:
     """The last sound checkpoint; a damaged one is passed over for the one before it."""
     paths = _all(folder)
     for path in reversed(paths):
         try:
-            return read(path, room)
+            return read(path, tensors)
         except RunError:
             continue
     if paths:
@@ -67,9 +67,9 @@ def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
     return None
 
 
-def read(path: Path, room: Room | None = None) -> Checkpoint:
-    """Its content in memory, or where ``room`` says."""
-    return _unflatten(read_tree(path, room))
+def read(path: Path, tensors: TensorStore | None = None) -> Checkpoint:
+    """The content of a checkpoint, in memory or where ``tensors`` puts it."""
+    return _unflatten(read_tree(path, tensors))
 
 
 def write_tree(path: Path, tree: Tree) -> str:
@@ -79,9 +79,9 @@ def write_tree(path: Path, tree: Tree) -> str:
     return found
 
 
-def read_tree(path: Path, room: Room | None = None) -> Tree:
+def read_tree(path: Path, tensors: TensorStore | None = None) -> Tree:
     """A tree as it was written, or an error if a bit of it changed."""
-    copy = (room or Room()).copy
+    copy = (tensors or TensorStore()).copy
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}

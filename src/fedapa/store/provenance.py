@@ -62,8 +62,8 @@ def _with(earlier: str, now: str) -> str:
 def read(about: Mapping[str, str]) -> Provenance:
     """Out of a run.db; older ones say less."""
     engine, library = about.get("engine", UNKNOWN), about.get("library", "")
-    told = {key: about.get(key, UNKNOWN) for key in ("version", "commit", "processor", "torch", "config")}
-    return Provenance(numerics(about), engine=library or engine, **told)
+    known = {key: about.get(key, UNKNOWN) for key in ("version", "commit", "processor", "torch", "config")}
+    return Provenance(numerics(about), engine=library or engine, **known)
 
 
 def from_dict(row: Mapping[str, Any]) -> Provenance:

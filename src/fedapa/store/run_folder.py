@@ -18,7 +18,7 @@ from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.loop import RoundLog, State, is_donated
-from fedapa.rounds.tensor_storage import Room
+from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Transport
 from fedapa.store import checkpoint, provenance, run_db
 from fedapa.store.atomic_io import make_folder as make_folder
@@ -129,10 +129,16 @@ class RunFolder:
         folder: Path,
         rounds: int,
         every: int = 1,
-        room: Room | None = None,
+        tensors: TensorStore | None = None,
         scores: Sequence[Score] = (ACCURACY,),
     ) -> None:
-        self.folder, self.rounds, self.every, self.room, self.scores = folder, rounds, every, room or Room(), scores
+        self.folder, self.rounds, self.every, self.tensors, self.scores = (
+            folder,
+            rounds,
+            every,
+            tensors or TensorStore(),
+            scores,
+        )
         self._lock = lock(folder)
         try:
             self.ledger = run_db.Ledger(folder / "run.db")
@@ -164,7 +170,7 @@ class RunFolder:
         self._check_same(meta)
         for place in (self.folder, self.folder / "checkpoints"):
             sweep(place)
-        found = checkpoint.newest(self.folder / "checkpoints", self.room)
+        found = checkpoint.newest(self.folder / "checkpoints", self.tensors)
         if found is not None:
             if len(found.records) != len(clients):
                 counts = f"the checkpoint has {len(found.records)} clients, the data {len(clients)}"

@@ -18,7 +18,7 @@ from fedapa.sweep.sweep_db import NAME, Planned, Store
 from fedapa.version import NUMERICS
 
 RESULTS = "results.json"
-Tell = Callable[["Progress"], None]
+Report = Callable[["Progress"], None]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Progress:
     done: float
     finished: int
     runs: int
-    news: pool.News | None = None
+    event: pool.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[s
     return is_wanted
 
 
-def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
+def play(out: Path, paths: Iterable[Path], workers: int, report: Report | None = None) -> dict[str, str]:
     """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
     store = Store(out)
     jobs, failed = _jobs(out, list(paths), store)
@@ -109,19 +109,19 @@ def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = Non
     by_path = {job.path: job for job in jobs}
     progress = Progress(sum(job.seconds for job in jobs), 0.0, len(jobs) - len(todo), len(jobs))
 
-    def hear(news: pool.News | None) -> None:
-        if news is not None:
-            _note(store, by_path[news.path].planned, news, failed)
-            if news.what == "round":
-                share[news.path] = news.round / by_path[news.path].planned.rounds
-            progress.finished += news.what == "finished"
+    def on_event(event: pool.Event | None) -> None:
+        if event is not None:
+            _note(store, by_path[event.path].planned, event, failed)
+            if event.what == "round":
+                share[event.path] = event.round / by_path[event.path].planned.rounds
+            progress.finished += event.what == "finished"
         progress.done = sum(share[job.path] * job.seconds for job in jobs)
-        progress.news = news
-        if tell is not None:
-            tell(progress)
+        progress.event = event
+        if report is not None:
+            report(progress)
 
-    hear(None)
-    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, hear)
+    on_event(None)
+    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, on_event)
     return failed
 
 
@@ -161,13 +161,13 @@ def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str],
     return failed
 
 
-def _note(store: Store, plan: Planned, news: pool.News, failed: dict[str, str]) -> None:
-    if news.what == "finished":
+def _note(store: Store, plan: Planned, event: pool.Event, failed: dict[str, str]) -> None:
+    if event.what == "finished":
         _keep(store.path.parent, plan, store)
-    elif news.what == "failed":
-        failed[plan.path] = news.text
-        store.note(plan.path, "failed", news.text)
-    elif news.what == "started":
+    elif event.what == "failed":
+        failed[plan.path] = event.text
+        store.note(plan.path, "failed", event.text)
+    elif event.what == "started":
         store.note(plan.path, "running")
 
 

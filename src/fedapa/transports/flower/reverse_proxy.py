@@ -59,7 +59,7 @@ http {{
     limit_conn_zone $binary_remote_addr zone=callers:10m;
 
     server {{
-        listen {settings.door} ssl;
+        listen {settings.proxy_port} ssl;
         ssl_certificate "{coordinator.certificate.absolute()}";
         ssl_certificate_key "{coordinator.key.absolute()}";
         ssl_protocols TLSv1.3;

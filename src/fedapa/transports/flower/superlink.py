@@ -99,8 +99,8 @@ def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
 
 
 def _address(scope: Scope) -> str:
-    told = Headers(scope=scope).get(ADDRESS)
-    return told if told and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
+    given = Headers(scope=scope).get(ADDRESS)
+    return given if given and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def _refuse(text: str, status: int) -> PlainTextResponse:
