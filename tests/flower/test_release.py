@@ -95,7 +95,7 @@ def test_a_release_that_cannot_be(stopped):
     for name, path in (("elm", None), ("dune", stopped / "sites")):
         refused = release(stopped, name, path)
         assert isinstance(refused.exception, InputError)
-        assert "is no run with a site called" in refused.exception.message
+        assert "has no site called" in refused.exception.message
     keeper = run_folder.RunFolder(stopped / "run", 4)
     try:
         assert "is in use by another process" in release(stopped, "dune").exception.message

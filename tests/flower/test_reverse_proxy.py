@@ -334,7 +334,7 @@ def test_a_revoked_site_is_refused(house, coordinator):
     assert refused.value.response.status_code == 401
     again = fedapa("coordinator", "add-site", "dune", "--kit", "kits/dune2", cwd=house.folder, check=False)
     assert again.returncode == 2
-    assert "a name is never given again" in again.stderr
+    assert "names are never reused" in again.stderr
 
 
 def test_a_site_with_a_strange_kit_does_not_start(house, tmp_path):

@@ -1,4 +1,4 @@
-"""A run over real sites: ask who has what, agree on the terms, play the one loop over the grid, write it all down."""
+"""A run over real sites: ask for their data, agree on the terms, run the round loop, write the run folder."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def play_over(
     folder: Path,
     progress: Progress | None = None,
 ) -> Result:
-    """Run, or continue, what a run folder's config says; ``members`` says who belongs to the federation now."""
-    with lock(folder):  # of two that begin at once, one agrees with the sites
+    """Run or resume a run folder; ``members`` are the current members of the federation."""
+    with lock(folder):  # of two processes that start at once, one is refused
         agreement = read_agreement(folder)
         if agreement is None:
             text = (folder / CONFIG).read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def play_over(
 
 
 def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:
-    """Ask every site what it has; whoever is not there within the time for rejoining is not part of this run."""
+    """Ask every site for its data. Sites that do not come online within the rejoin timeout are left out of the run."""
     if not sites:
         raise InputError("no site is enrolled", "`fedapa coordinator add-site NAME` makes a kit for one")
     found = ask_all(session, sites, config, text)
@@ -91,7 +91,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
             raise RunError(f"site {description.site} cannot take part: {description.fault}", "fix that, or remove it")
     if len(found) < max(config.federation.min_sites, 1):
         hint = "`fedapa coordinator status` shows who is online; start the others, or lower federation.min_sites"
-        raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)
+        raise RunError(f"{len(found)} of {len(sites)} sites are online", hint)
     first = found[0]
     for other in found[1:]:
         if difference := enrolment.differ(first, other):
@@ -115,7 +115,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
 
 
 def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> list[Description]:
-    """Whoever is online has the time of a round for it; the others have the time for rejoining."""
+    """Sites that are online have a round's timeout to answer; the others have the rejoin timeout."""
     begin, wanted = time.monotonic(), config.federation
     open_: dict[str, Enrolled] = {}
     found: dict[str, Description] = {}
@@ -130,7 +130,7 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
                     open_[session.push(enrolment.question(site, text))] = site
             for message in session.pull(list(open_)) if open_ else ():
                 owner = open_.pop(message.reply_to, None)
-                if owner is not None and not enrolment.is_away(message):  # whose answer was cut off is asked again
+                if owner is not None and not enrolment.is_away(message):  # asked again if its answer was cut off
                     found[owner.name] = enrolment.described_by(owner, message)
         except SessionLost:
             session.renew()
