@@ -34,9 +34,9 @@ def test_an_honest_upload_passes() -> None:
     [
         ({"size": [3.0]}, "size is 3, it declared 2 samples"),
         ({"size": [1.0]}, "size is 1, it declared 2 samples"),
-        ({"size": [-2.0]}, "size is no number of samples"),
+        ({"size": [-2.0]}, "size is not a number of samples"),
         ({"per_class": [2.0, 1.0, 0.0, 0.0, 0.0]}, "per_class is 3, it declared 2 samples"),
-        ({"per_class": [0.5, 0.5, 0.0, 0.0, 0.0]}, "per_class is no number of samples"),
+        ({"per_class": [0.5, 0.5, 0.0, 0.0, 0.0]}, "per_class is not a number of samples"),
         ({"per_class": [1.0, 0.0, 1.0, 0.0, 0.0]}, "it counts samples of class 2, which it did not declare"),
         ({"totals": [201.0]}, "totals has norm 201, more than 200"),
         ({"w": [101.0]}, "w has norm 101, more than 100"),

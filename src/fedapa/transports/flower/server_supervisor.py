@@ -48,7 +48,7 @@ def proxy_command(coordinator: Coordinator) -> list[str]:
     for name in ("nginx", "log"):
         make_folder(folder / name)
     command = [nginx, "-c", str(folder / reverse_proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
-    if os.geteuid() == 0:  # its workers would become nobody, who may not enter this folder
+    if os.geteuid() == 0:  # else its workers run as nobody, who may not enter this folder
         command += ["-g", "user root;"]
     tried = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
     if tried.returncode:
