@@ -36,7 +36,7 @@ def test_a_whole_log_is_verified_and_shown(tmp_path: Path, fedapa: Call) -> None
     assert audit_log.verify(tmp_path) == heads[-1] == audit_log.Head(5, heads[-1].hash)
     answer = fedapa("audit", tmp_path, "--last", 2, "--expect", heads[1].hash)
     assert (answer.code, "\x1b" in answer.out) == (0, False)
-    assert answer.out.splitlines()[-1] == f"5 lines, whole; the last has the hash {heads[-1].hash}"
+    assert answer.out.splitlines()[-1] == f"5 lines, chain valid; the last has the hash {heads[-1].hash}"
     assert len(answer.out.splitlines()) == 3
     told = json.loads(fedapa("audit", tmp_path, "--format", "json").out)
     assert (told["lines"], told["hash"], len(told["last"])) == (5, heads[-1].hash, 5)

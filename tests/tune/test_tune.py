@@ -276,7 +276,7 @@ def test_runs_that_another_process_plays_are_told(
         patch.setattr("fedapa.config.experiment.execute", execute)
         answer = fedapa("tune", small, "--method", "local", *FEW, "--out", "out")
     assert answer.code == 1
-    assert "4 trials are not finished: another process is at their runs" in answer.err
+    assert "4 trials are not finished: another process has their runs" in answer.err
     assert fedapa("resume", "out").code == 0
 
 
@@ -371,7 +371,7 @@ def test_dry_run_writes_nothing(small: Path, fedapa: Call) -> None:
     ("words", "said"),
     [
         (("--allocations", "0,x"), "--allocations 0,x is not a list of seeds"),
-        (("--allocations", "0,1", "--seeds", "2"), "--seeds and --allocations say the same"),
+        (("--allocations", "0,1", "--seeds", "2"), "--seeds and --allocations mean the same"),
         (("--trials", "9", "--set-space", "training.lr=off"), "3 settings to try"),
         (("--space", "nowhere.toml"), "cannot read the search space nowhere.toml"),
         (("--trials", "0"), "--trials"),

@@ -1,4 +1,4 @@
-"""From command-line words to a config, and from a config to finished runs."""
+"""From command-line arguments to a config, and from a config to finished runs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Interrupted(FedapaError):
 
 
 def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None) -> Config:
-    """A config with the command line's wishes on top, all checked together."""
+    """A config with the command line's changes applied, validated as a whole."""
     return load(source, changes_of(methods, seeds, changes, data_dir))
 
 
 def changes_of(
     methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
 ) -> list[str | Change]:
-    """The command line's wishes as changes of a config."""
+    """The command line's options as changes of a config."""
     extra: list[str | Change] = list(changes)
     if methods is not None:
         names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
@@ -62,7 +62,7 @@ def check_data(configs: Iterable[Config]) -> None:
 
 
 def prepare(wanted: Config, out: Path) -> list[Path]:
-    """The run folders of a config; whatever is wrong with it or with the data is found before anything is written."""
+    """Create the run folders of a config. Errors in it or in the data are raised before anything is written."""
     from fedapa.config.experiment import assemble, attack_of, lay_out, single
 
     check_writable(out)
@@ -76,7 +76,7 @@ def prepare(wanted: Config, out: Path) -> list[Path]:
 
 
 def warn(wanted: Config, method: str) -> None:
-    """Before a run with noised uploads, or of a method that fits some models only: why it may learn nothing."""
+    """Warn before a run with noised uploads, or of a method that fits some models only, if it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.config.load import settings_of
     from fedapa.methods.catalogue import method_class
@@ -91,7 +91,7 @@ def warn(wanted: Config, method: str) -> None:
 
 
 def tell_refused(runs: Iterable[Path]) -> None:
-    """Uploads that the server refused: how many of whom, and the first reason."""
+    """Warn of uploads that the server refused: how many, from how many clients, and the first reason."""
     from fedapa.store.run_folder import refusals
 
     for run in runs:
@@ -101,7 +101,7 @@ def tell_refused(runs: Iterable[Path]) -> None:
 
 
 def default_out(source: str) -> Path:
-    """runs/NAME-TIME, with a number behind it where two start in the same second."""
+    """runs/NAME-TIME, with a number appended if two start in the same second."""
     base = RUNS / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, k = base, 1
     while path.exists():
@@ -134,14 +134,14 @@ Play = Callable[[Path, Callable[[Any], None]], object]
 def execute_all(
     runs: Sequence[Path], out: Path, form: str, play: Play | None = None, again: str = "fedapa resume"
 ) -> None:
-    """Play every run that is not finished and compare them; one that fails does not stop the others.
+    """Run everything that is not finished and compare the runs; a failed run does not stop the others.
 
-    ``play`` plays one of them, in this process unless another way is given.
+    ``play`` executes one run, by default in this process.
     """
     failed = play_all(runs, out, play, again)
     tell_refused(runs)
     if len(failed) < len(runs):
-        print_comparison(out, form)  # also where some failed: the others are done
+        print_comparison(out, form)  # also if some failed: the others are done
     if failed:
         raise summed_up(failed, len(runs), out)
 
@@ -149,7 +149,7 @@ def execute_all(
 def play_all(
     runs: Sequence[Path], out: Path, play: Play | None = None, again: str = "fedapa resume"
 ) -> list[tuple[Path, FedapaError]]:
-    """Play every run that is not finished; which ones failed, and why."""
+    """Execute every run that is not finished; returns which ones failed, and why."""
     from fedapa.config.experiment import execute, read_config, unfinished
     from fedapa.store.run_folder import rounds_done
 
@@ -284,7 +284,7 @@ def _doubts(rows: Sequence[dict[str, Any]], rival: str) -> str:
 
 
 def _gain(row: dict[str, Any]) -> str:
-    """Points with the p of the paired test; the round where that is not the last of the plan."""
+    """The gain in points with the p of the paired test, and its round unless that is the last one planned."""
     from fedapa.analysis.run_results import score_of
 
     if row["gain_points"] is None:

@@ -42,7 +42,7 @@ def command() -> None:
 
 @command.command()
 @folder_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Name or address under which sites reach it.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Its name or address, as sites see it.")
 @click.option("--name", "names", multiple=True, help="Further names or addresses for its certificate.")
 @click.option("--port", default=9091, show_default=True, type=click.IntRange(1, 65535), help="SuperLink, local only.")
 @click.option(
@@ -64,7 +64,7 @@ def init(
     ca_cert: Path | None,
     ca_key: Path | None,
 ) -> None:
-    """Make a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
+    """Create a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
     registry = _registry()
     made = registry.create(home, registry.Settings(host, port, proxy_port), list(names), ca_cert, ca_key)
     if proxy_port:
@@ -80,12 +80,12 @@ def init(
 @click.option("--kit", type=click.Path(path_type=Path), help="Folder for the kit; default kits/NAME.")
 @click.option("--public-key", type=click.Path(dir_okay=False, path_type=Path), help="The site's own key (site key).")
 @click.option(
-    "--share", type=click.IntRange(0), help="Which share of a config's data is the site's; default: the next."
+    "--share", type=click.IntRange(0), help="Which part of a partitioned data set is the site's; default: the next."
 )
 def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, share: int | None) -> None:
-    """Enrol the site NAME and make its kit: name, key, authority, address. Carry the kit there by a safe way.
+    """Enrol the site NAME and create its kit: name, key, authority, address. Transfer the kit over a secure channel.
 
-    Once it has joined, it takes part in new runs, and in those that are going from their next round on.
+    Once it has joined, the site takes part in new runs, and in current runs from their next round on.
     """
     coordinator = _registry().Coordinator(home)
     kit = kit or Path("kits") / name
@@ -98,7 +98,7 @@ def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, s
 @click.argument("name")
 @folder_option
 def remove_site(name: str, home: Path) -> None:
-    """Revoke the site NAME: its key is refused from now on, and runs go on without it from their next round."""
+    """Revoke the site NAME: its key is refused from now on, and runs continue without it from their next round."""
     coordinator = _registry().Coordinator(home)
     coordinator.remove(name)
     _sync(coordinator)
@@ -107,7 +107,7 @@ def remove_site(name: str, home: Path) -> None:
 
 @command.command()
 @folder_option
-@click.option("--detach", is_flag=True, help="In the background; `coordinator stop` ends it.")
+@click.option("--detach", is_flag=True, help="Run in the background; `coordinator stop` ends it.")
 def start(home: Path, detach: bool) -> None:
     """Start the SuperLink and the reverse proxy and keep them running, in the foreground as service managers expect."""
     coordinator = _registry().Coordinator(home)
@@ -116,7 +116,7 @@ def start(home: Path, detach: bool) -> None:
 
     supervisor = server_supervisor.coordinator_processes(coordinator)
     if processes.running(supervisor.pid) is not None:
-        ui.say("it runs already")
+        ui.say("already running")
         return
     if detach:
         command = processes.python("fedapa.cli", "coordinator", "start", "--dir", str(home))
@@ -155,7 +155,7 @@ def status(home: Path, runs: Path | None, form: str) -> None:
         ui.dump(found)
         return
     state = "up" if found["up"] else "down"
-    click.echo(f"SuperLink {state} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
+    click.echo(f"SuperLink {state} at {coordinator.address}, sites connect to {coordinator.fleet_address}")
     for row in found["alarms"]:
         click.echo(f"ALARM {row['at']} {row['site']}: {row['text']}")
     ui.show(found["sites"], form, title="sites")
@@ -214,7 +214,7 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
 @folder_option
 def release(name: str, folder: Path, home: Path) -> None:
-    """Let the site NAME out of quarantine in the stopped run FOLDER; it goes on from its last accepted state."""
+    """Release the site NAME from quarantine in the stopped run FOLDER. It continues from its last accepted state."""
     _registry().Coordinator(home)
     from fedapa.federation import overview
 
@@ -242,7 +242,7 @@ def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
 
 
 def _registry() -> Any:
-    """The coordinator's parts, or one line on how to get them."""
+    """The registry module, or an error that says how to install it."""
     require_flower()
     from fedapa.federation import registry
 
@@ -307,5 +307,5 @@ def _wait(ready: Callable[[], bool], seconds: float, hint: str) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
-            raise RunError(f"it is not up after {seconds:.0f} s", hint)
+            raise RunError(f"not up after {seconds:.0f} s", hint)
         time.sleep(0.3)

@@ -12,7 +12,7 @@ from fedapa.cli import ui
 @click.command(short_help="Say what this installation can do")
 @ui.format_option
 def command(form: str) -> None:
-    """Check versions, engines, data sets and folders; says how to fix what is missing."""
+    """Check versions, engines, data sets and folders, and say how to fix what is missing."""
     ui.show([*_system(), *_engines(), *_extras(), *_data()], form)
 
 

@@ -74,7 +74,7 @@ def command(
 
 
 def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account | None, list[str]]:
-    """What a method costs, what its noise protects, and why it may learn nothing."""
+    """The cost of a method, its privacy account, and reasons why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.core.tree import count_bytes
     from fedapa.methods.wrappers import account_of

@@ -38,7 +38,7 @@ class Worker:
 
 
 def play(runs: Sequence[Path], workers: int, report: Callable[[Event], None]) -> None:
-    """Play all runs in the given order, ``workers`` at a time; returns when each has ended in one way or another."""
+    """Play all runs in the given order, ``workers`` at a time; returns when all have ended."""
     todo = list(reversed(runs))
     with _workers(min(workers, len(runs))) as pool:
         for worker in pool:
@@ -71,7 +71,7 @@ def _next(worker: Worker, todo: list[Path]) -> None:
         try:
             worker.talk.send(worker.at)
             return
-        except OSError:  # it died between two runs, and took none with it
+        except OSError:  # it died between two runs, so no run was lost
             _replace(worker)
     raise RunError(f"{TRIES} processes ended before they began a run", "is there memory for them? use fewer --jobs")
 
@@ -87,7 +87,7 @@ def _death(code: int | None) -> str:
 
 
 def _serve(talk: Connection, alive: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the one who started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     while (path := talk.recv()) is not None:
         try:
@@ -97,7 +97,7 @@ def _serve(talk: Connection, alive: Connection) -> None:
 
 
 def _end_with_parent(alive: Connection) -> None:
-    """A killed parent cannot stop us; runs go on from their last checkpoint, so an end at any moment loses nothing."""
+    """Exit if the parent was killed. Runs resume from their last checkpoint, so nothing is lost."""
     try:
         alive.recv()
     except (EOFError, OSError):

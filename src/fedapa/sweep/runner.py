@@ -1,4 +1,4 @@
-"""A sweep: the runs of one or more files, laid out in a folder, played over all cores, kept in one database."""
+"""A sweep: the runs of one or more files, in one folder, executed on all cores, with one database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[["Progress"], None]
 
 @dataclass
 class Progress:
-    """Where a sweep stands; costs are expected seconds on one core."""
+    """Progress of a sweep; costs are expected seconds on one core."""
 
     whole: float
     done: float
@@ -63,7 +63,7 @@ def collected_runs(scenarios: Scenarios, files: Sequence[Path], only: str = "*")
 
 
 def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[dict[str, Any]]:
-    """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
+    """The runs of a sweep and the expected minutes of each on one core; nothing is written."""
     guesses = {
         str(Path(scenario) / name): (cost.Kind(scenario, method), cost.guess(config, method))
         for scenario, config in scenarios
@@ -101,7 +101,7 @@ def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[s
 
 
 def play(out: Path, paths: Iterable[Path], workers: int, report: Report | None = None) -> dict[str, str]:
-    """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
+    """Execute the unfinished runs, longest first; returns why runs failed, by their path below ``out``."""
     store = Store(out)
     jobs, failed = _jobs(out, list(paths), store)
     todo = [job for job in jobs if status(job.path) != "finished"]
@@ -130,7 +130,7 @@ def _left(job: Job, share: Mapping[Path, float]) -> float:
 
 
 def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[str, str]]:
-    """What there is to play, and the runs that cannot be: a damaged one must not stop the rest."""
+    """The runs to execute, and those that are damaged, which must not stop the rest."""
     plans, guesses = {}, {}
     for path in paths:
         config = read_config(path)
@@ -146,7 +146,7 @@ def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[s
 
 
 def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str], store: Store) -> dict[str, str]:
-    """Note what happened to runs while nobody looked: finished or cut off in a killed sweep, or damaged."""
+    """Update the states of runs that finished, stopped or were damaged since the last sweep."""
     failed = {}
     for plan in plans.values():
         try:

@@ -1,4 +1,4 @@
-"""Play the trials of all methods over all cores, score them on held-out data alone, and write down the best settings.
+"""Run the trials of all methods on all cores, score them on held-out data, and write the best settings.
 
 No number in this file comes from test data: a score is the primary one on data that was taken out of the clients' train
 sets, of the model that the method is evaluated by, mean of the last five rounds and of all allocations.
@@ -42,7 +42,7 @@ class Progress:
 
 
 def tune(plan: Plan, out: Path, jobs: int, report: Report | None = None) -> tuple[Plan, list[Row]]:
-    """Begin a tuning in a folder, or go on with the one that it holds; the table of its trials when all have ended."""
+    """Start a tuning in a folder or resume the one there; returns its plan and the table of trials."""
     with lock(make_folder(out)):
         trials: list[Trial] = []
         if is_tuning(out):
@@ -54,7 +54,9 @@ def tune(plan: Plan, out: Path, jobs: int, report: Report | None = None) -> tupl
                 _play(plan, out, trials, fresh, jobs, report)
             fresh = _next(plan, trials, rows(out, plan, trials))
             trials = sorted([*trials, *fresh], key=lambda trial: (plan.methods.index(trial.method), trial.number))
-            save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning goes on with the same
+            save(
+                out, plan, trials, rows(out, plan, trials)
+            )  # saved before they run, so that a killed tuning resumes with the same
             if not fresh:
                 return plan, _write(out, plan, trials)
 
@@ -76,7 +78,7 @@ def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[Row]) -> list[Tri
 def _play(
     plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial], jobs: int, report: Report | None
 ) -> None:
-    """Play the runs of some trials; one that fails is noted and stops no other."""
+    """Execute the runs of some trials; a failed one is recorded and stops no other."""
     by_method = {name: [trial for trial in fresh if trial.method == name] for name in plan.methods}
     scenarios = [(name, trial_config(plan, name, mine)) for name, mine in by_method.items() if mine]
     paths = runner.lay_out_all(scenarios, out)
