@@ -1,4 +1,4 @@
-"""The words of the command line in Python: ``fit`` a method on federated data, ``load`` data by name."""
+"""The commands in Python: ``fit`` a method on federated data, ``load`` data by name."""
 
 from __future__ import annotations
 

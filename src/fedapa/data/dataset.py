@@ -1,7 +1,6 @@
 """What a data set is: its arrays, its description for a listing, and what all readers of files share.
 
-Every reader is told how many samples the file must hold and accepts nothing else, so that a truncated,
-half-downloaded or foreign file can never pass for data.
+Every reader checks the number of samples in a file, so that a truncated, half-downloaded or foreign file is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Dataset:
 
 
 class Layout(NamedTuple):
-    """One way in which a data set may lie on disk; a data set of sites needs no ``read``."""
+    """One layout of a data set on disk; a data set of sites needs no ``read``."""
 
     folder: str  # below the data folder, or absolute
     train: tuple[str, ...]
@@ -62,7 +61,7 @@ class SourceInfo:
     layouts: tuple[Layout, ...] = ()
     downloads: tuple[Download, ...] = ()
     examples: Callable[[], tuple[Examples, Examples]] | None = None  # train and test set that come with a library
-    sites: tuple[str, ...] = ()  # a data set that comes dealt to clients: their names
+    sites: tuple[str, ...] = ()  # names of the clients, if the data set comes partitioned
     describe: Callable[[Sites, Path], Sites] | None = None  # the files of these sites in their folder
 
     @property

@@ -71,7 +71,7 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
 
 
 def is_present(name: str, data_dir: Path | None = None) -> bool:
-    """Are all files there? (Whether they are sound is known after reading them.)"""
+    """Are all files there? (Only reading shows whether they are valid.)"""
     info, base = source(name), data_folder(data_dir)
     return not info.layouts or any(not _missing(base, layout) for layout in info.layouts)
 
@@ -90,7 +90,7 @@ def _missing(base: Path, layout: Layout) -> list[str]:
 
 
 def _on_disk(folder: Path, file: str) -> Path:
-    """A .gz file may also lie there unpacked."""
+    """A .gz file may also be there unpacked."""
     packed, plain = folder / file, folder / file.removesuffix(".gz")
     return plain if plain.is_file() and not packed.is_file() else packed
 

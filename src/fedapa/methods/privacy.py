@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# All that a real site tells the server besides its noised tensors, as federation/messages.py and site_agent.py send it.
+# All that a real site sends the server besides its noised tensors, as federation/messages.py and site_agent.py send it.
 NOT_COVERED = (
     "once per run: the site's name, its numbers of train, test and validation rows, which classes it has, shape, type"
     " and scaling of a sample, names of columns and classes, with federated scaling also count, sum and sum of squares"

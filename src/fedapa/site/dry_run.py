@@ -1,4 +1,4 @@
-"""What joining would mean for one site, found out without joining: its messages, and how good it is alone."""
+"""A dry run of one site without joining: the messages it would send, and how good it is alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DryRun(NamedTuple):
 def dry_run(
     config: Config, method: str, site: str | None = None, progress: Callable[[RoundLog], None] | None = None
 ) -> DryRun:
-    """One real round of one site against a server that it imagines, then local training to the end."""
+    """One real round of one site against a local server, then local training to the end."""
     seed = config.seeds[0]
     own = load_own(config, seed)
     i = _place(own.data, site)

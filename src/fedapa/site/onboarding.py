@@ -1,9 +1,9 @@
-"""A client that comes later: what it gets from a federation that is finished or under way, without retraining anybody.
+"""Onboarding: a client that joins a finished or running federation later, without retraining the others.
 
-The server makes room for it (`Method.admit`): with FedAPA, its extractor starts as the mean of all others and its row
-of weights as itself alone; with methods of one shared model nothing changes. Then it is visited alone, as in ordinary
-rounds. Its uploads teach the server only where the server keeps something of its own for every client: a shared model
-would else become the newcomer's.
+The server adds it to its state (`Method.admit`): with FedAPA, its extractor starts as the mean of all others and its
+row of weights as itself alone; with methods of one shared model nothing changes. Then it is visited alone, as in
+ordinary rounds. Its uploads change the server only if that keeps a state per client: otherwise the shared model would
+become the newcomer's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedapa.training.task import Task
 
 
 class Newcomer(NamedTuple):
-    """How a new client fares, by what its model is made of; scores are of its own test rows."""
+    """Scores of a new client on its own test rows, by how its model was made."""
 
     name: str
     rows: tuple[int, int]
