@@ -16,7 +16,7 @@ from toy import TESTS, Toy, play, rights, toy_data
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Role, Roles
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.rounds.round_plan import Plan
 from fedapa.store import run_db, run_folder
 

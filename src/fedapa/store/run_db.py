@@ -17,7 +17,7 @@ import torch
 from fedapa.core.scores import ACCURACY, Score, scores_from_json
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
-from fedapa.rounds.loop import Event, RoundLog
+from fedapa.rounds.round_log import Event, RoundLog
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = """
