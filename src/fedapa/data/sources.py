@@ -108,6 +108,7 @@ def _not_found(info: SourceInfo, base: Path) -> InputError:
 
 
 def _dataset(info: SourceInfo, train: Examples, test: Examples) -> Dataset:
-    # 0.5 / 0.5 is what the released FedAPA code uses for every data set.
-    half = (0.5,) * info.shape[0]
-    return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=half, std=half)
+    """Bytes are scaled by 0.5 / 0.5, as the released FedAPA code does for every data set; floats are scaled already."""
+    centre, scale = (0.5, 0.5) if train[0].dtype == "uint8" else (0.0, 1.0)
+    mean, std = (centre,) * info.shape[0], (scale,) * info.shape[0]
+    return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=mean, std=std)
