@@ -43,7 +43,7 @@ def test_the_registry_describes_what_load_returns() -> None:
     data = load("digits")
     assert (len(data.y_train), len(data.y_test), data.classes) == (info.train, info.test, info.classes)
     assert data.x_train.shape[1:] == info.shape
-    assert [info.classes for info in SOURCES.values()] == [10, 10, 10, 100, 2]
+    assert [info.classes for info in SOURCES.values()] == [10, 10, 10, 100, 0, 2]
     assert list(SOURCES["cifar100"].class_names) == sorted(SOURCES["cifar100"].class_names)
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def _listed() -> dict[str, SourceInfo]:
-    """Whatever the files of the folder ``datasets`` offer: small images before large ones, data of sites at the end."""
+    """Whatever the files of the folder ``datasets`` offer: small images before large ones, then tables, data of sites at the end."""
     modules = [import_module(f"{datasets.__name__}.{module.name}") for module in iter_modules(datasets.__path__)]
     found: list[SourceInfo] = [info for module in modules for info in module.DATASETS]
     return {info.name: info for info in sorted(found, key=_place)}
 
 
-def _place(info: SourceInfo) -> tuple[bool, int, int]:
-    return bool(info.sites), math.prod(info.shape), info.classes
+def _place(info: SourceInfo) -> tuple[bool, bool, int, int]:
+    return bool(info.sites), len(info.shape) < 3, math.prod(info.shape), info.classes
 
 
 SOURCES = _listed()
