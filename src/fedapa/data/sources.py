@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _listed() -> dict[str, SourceInfo]:
-    """Whatever the files of the folder ``datasets`` offer: small images before large ones, then tables, data of sites at the end."""
+    """Whatever the files of the folder ``datasets`` offer: small images before large ones, then tables, then sites."""
     modules = [import_module(f"{datasets.__name__}.{module.name}") for module in iter_modules(datasets.__path__)]
     found: list[SourceInfo] = [info for module in modules for info in module.DATASETS]
     return {info.name: info for info in sorted(found, key=_place)}
