@@ -392,7 +392,8 @@ def test_what_travels_is_what_was_kept(tmp_path: Path) -> None:
 # Every field of what a site says, and the words under which NOT_COVERED lists it; None: it holds nothing of the rows.
 SAID = {
     "run": None, "site": "the site's name", "round": "that it takes part", "fault": "why a training failed",
-    "trained": "that it takes part", "digest": None, "before": "scores on test and validation rows before and after training",
+    "trained": "that it takes part", "digest": None,
+    "before": "scores on test and validation rows before and after training",
     "after": "scores on test and validation rows before and after training", "seconds": "how long it took",
     "train_seconds": "how long it took", "train": "numbers of train, test and validation rows",
     "test": "numbers of train, test and validation rows", "validation": "numbers of train, test and validation rows",
