@@ -44,7 +44,7 @@ def honest_score(result: Result) -> float:
     """Share of the honest sites' test samples that their models get right in the end."""
     counts = result.logs[-1].after
     assert counts is not None
-    return float(counts[1:, 0].sum() / counts[1:, 1].sum())
+    return float(counts[1:, 0, 0].sum() / counts[1:, 0, 1].sum())
 
 
 def refused(result: Result) -> set[int | None]:

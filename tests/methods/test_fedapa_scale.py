@@ -17,7 +17,8 @@ from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog, Sent, State
+from fedapa.rounds.messages_sent import Sent
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import TensorStore, is_mapped
 from fedapa.simulation import Result, simulate
@@ -146,7 +147,7 @@ def test_how_often_a_run_is_evaluated_changes_no_model(name: str) -> None:
         transport = case.transport(workers=3)
         plan = replace(case.plan(), evaluate_every=every)
         begin = loop.start(case.method, case.task, plan.seed)[0]
-        end = loop.run(case.method, case.task, transport, plan, begin, case.like, lambda log, state: None)
+        end = loop.run(case.context(transport, plan), begin, lambda log, state: None)
         ends.append((digest(end.server), [digest(record.state) for record in transport.records()]))
     assert ends[0] == ends[1]
 

@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
     Labels = npt.NDArray[np.int64]
-    Examples = tuple[Bytes, Labels]
+    Samples = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    Targets = Labels | npt.NDArray[np.float32]
+    Examples = tuple[Samples, Targets]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as stored, one byte per pixel; mean and std apply to x / 255."""
+    """Images as stored, one byte per pixel, mean and std apply to x / 255; or rows of floats."""
 
     name: str
-    x_train: Bytes  # [n, channels, height, width]
-    y_train: Labels  # [n]
-    x_test: Bytes
-    y_test: Labels
-    classes: int
+    x_train: Samples  # [n, channels, height, width], or [n, columns]
+    y_train: Targets  # [n] classes, or numbers
+    x_test: Samples
+    y_test: Targets
+    classes: int  # 0: numbers
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]

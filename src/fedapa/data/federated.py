@@ -161,7 +161,7 @@ def strata(y_train: npt.NDArray[Any], y_test: npt.NDArray[Any], bins: int = 10) 
     return train, test
 
 
-def set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def set_aside(y: npt.NDArray[Any], share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Mask of a share of the samples: evenly spaced in a shuffled list sorted by class.
 
     Every class then loses its share to within one sample. Train keeps at least one sample, and

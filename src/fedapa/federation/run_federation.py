@@ -21,6 +21,8 @@ from fedapa.federation.registry import Enrolled
 from fedapa.federation.remote_transport import POLL, RemoteTransport, Session, SessionLost
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
 from fedapa.store.run_folder import CONFIG, lock
@@ -40,14 +42,14 @@ def play_over(
             text = (folder / CONFIG).read_text(encoding="utf-8")
             agreement = make_agreement(session, members(), config, text)
             enrolment.write_agreement(folder, agreement)
-    gate = Enrolment(session, members, folder, agreement, config.federation.late_sites)
+    membership = Enrolment(session, members, folder, agreement, config.federation.late_sites)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
     wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
-    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
+    expected = Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
         session, terms, lambda: places(members(), transport.terms.names), wanted, tests, task.objective.scores
@@ -65,19 +67,15 @@ def play_over(
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
     return play(
-        method,
-        task,
-        transport,
-        plan,
+        Context(method, task, transport, plan, expected),
         begin,
-        like,
         rows,
         folder,
         meta,
         run.checkpoint_every,
         progress,
         run.mmap_above_mb,
-        gate,
+        membership,
     )
 
 

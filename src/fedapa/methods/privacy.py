@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 NOT_COVERED = (
     "once per run: the site's name, its numbers of train, test and validation rows, which classes it has, shape, type"
     " and scaling of a sample, names of columns and classes, with federated scaling also count, sum and sum of squares"
-    " of every numeric column",
+    " of every numeric column, and always those of targets that are numbers",
     "in every round: that it takes part, the number of train rows (n) where the method sends it, why a training failed"
     " and how long it took",
-    "in every evaluated round: how many test and validation rows the model classified correctly before and after"
-    " training, which are counts of the model without noise",
+    "in every evaluated round: scores on test and validation rows before and after training (right answers, losses,"
+    " errors, and how many rows), which are those of the model without noise",
     "the model in use at the site, and what it says about rows",
     "other runs: every run spends its own epsilon, and several runs on the same rows add up",
 )

@@ -20,7 +20,9 @@ from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, Role
 from fedapa.methods.wrappers import account_of
-from fedapa.rounds.loop import Expected, RoundLog, start
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import start
+from fedapa.rounds.round_log import RoundLog
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.simulation import doubts, simulate

@@ -29,7 +29,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, mixing_weights
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.site.export_models import counts_of, data_dir_of, flaw_of, plain_schema, refuse, sites_of
 from fedapa.site.measures import Measure, measures_of

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Record
 from fedapa.store.atomic_io import Piece, make_folder

@@ -17,7 +17,7 @@ import torch
 from fedapa.core.scores import ACCURACY, Score, scores_from_json
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
-from fedapa.rounds.loop import Event, RoundLog
+from fedapa.rounds.round_log import Event, RoundLog
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = """
@@ -80,10 +80,15 @@ class Ledger:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
+            earlier = "accuracy" in _tables(self._db)
+            if not earlier:
+                self._db.executescript(SCHEMA)
         except sqlite3.Error as error:
             self._db.close()
             raise RunError(f"cannot write {path}: {error}", "is it damaged, or the disk full or read-only?") from error
+        if earlier:
+            self._db.close()
+            raise RunError(f"{path} was begun by an older version", "finish it with that one, or run again elsewhere")
 
     def describe(self, meta: Mapping[str, str], clients: list[tuple[int, str, int, int, int, str]]) -> None:
         with self._writing():
@@ -204,11 +209,15 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _bring_up(db: sqlite3.Connection) -> None:
     """Show a run of an older version through views of the current tables; the file is not changed."""
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = _tables(db)
     if "accuracy" in tables:
         if "client_final" not in tables:
             db.execute("CREATE TEMP TABLE client_final (round, client, correct, total, valid_correct, valid_total)")
         db.executescript(EARLIER)
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def scores_of(db: sqlite3.Connection) -> tuple[Score, ...]:

@@ -17,7 +17,8 @@ from typing import Any
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import RoundLog, State, is_donated
+from fedapa.rounds.loop import is_donated
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Transport
 from fedapa.store import checkpoint, provenance, run_db

@@ -16,7 +16,7 @@ from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import COUNTS, Surrogate
 from fedapa.rounds.evaluation import Sums
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint

@@ -53,7 +53,7 @@ from fedapa.federation.messages import Outgoing, digest_of
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.simulation import Progress, Result
 from fedapa.store.run_folder import lock
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
