@@ -31,12 +31,12 @@ deviation between the paper, public code and ours, hyper-parameters, citation. M
 from the code; shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private
 parameters, d = 84 features, C = 10 classes, M = 20 clients).
 
-Who sits out a round keeps everything; what it would receive now and its last trained model are shown in every round's
-table. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what arrived)
-and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
+Clients that are not sampled keep their state. What they would receive now and their last models are evaluated in
+every round. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what
+arrived) and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
 
-A client that joins a run that is going, or a finished one (`fedapa onboard`), starts at its own end as all others did.
-What the server makes for it is the last row of every table; nobody else's part changes.
+A client that joins a run that is going, or a finished one (`fedapa onboard`), starts with the same
+local state as all others. The last row of every table is what the server adds for it; the others' parts do not change.
 
 Every method has two recipes. The common one is the FedAPA paper's local training (SGD with rate 0.01, momentum 0.9,
 batch 64, two epochs) for everybody; momentum is kept from visit to visit only where a client goes on with its own

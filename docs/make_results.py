@@ -84,15 +84,15 @@ every column, and {goal:g} points ahead where clients come in groups (a fixed nu
 the accuracy that the tables show, pooled over all test samples, on allocations that both were run on.
 *Distinguishable* says whether the adjusted p is below 5 %."""
 
-LIARS = """{title}, {rounds} rounds, {seeds} allocation. *nobody lies* is the mean accuracy of all clients; the other
-columns say what so many liars change in that of the honest clients, in points (–: not run yet). How they lie:
-[beyond.md](beyond.md)."""
+MALICIOUS = """{title}, {rounds} rounds, {seeds} allocation. *no attack* is the mean accuracy of all clients. The other
+columns show how much so many malicious clients change the mean of the honest ones, in points (–: not run yet). The
+attacks: [beyond.md](beyond.md)."""
 
 BESIDE = """Best round of the model that the method's paper evaluates, minus the printed number, in points. Where that
 is more than {far:g} points, the same for the other model (after local training, or before it) stands in brackets."""
 
-WEIGHTS = """Weight that the mixtures of honest clients give to liars, in percent, in rounds {rounds}. An even share is
-{even}."""
+WEIGHTS = """Weight that the mixtures of honest clients give to malicious ones, in percent, in rounds {rounds}. An
+even share is {even}."""
 
 SPLITS = """{rounds} rounds; splits into train and test: {splits}. Several splits share rows, which intervals and tests
 allow for (Nadeau and Bengio, 2003). `fedapa silo run` also has the AUC of every site."""
@@ -513,42 +513,42 @@ def _chosen(config: Config, means: dict[str, tuple[float, ...]]) -> str:
 
 
 def _poisoned(experiment: Path) -> list[str]:
-    """What honest clients lose where others lie, and how much weight liars get."""
+    """What honest clients lose where others are malicious, and how much weight those get."""
     scenarios = load_scenarios(str(experiment))
     runs = result_sets.from_dicts(_kept(experiment))
-    lines = ["## Ours: clients that lie", ""]
+    lines = ["## Ours: malicious clients", ""]
     if not runs:
         return [*lines, "Not run yet.", ""]
-    lied = {name: config.attack for name, config in scenarios.items() if config.attack is not None}
+    attacks = {name: config.attack for name, config in scenarios.items() if config.attack is not None}
     clean = next(name for name, config in scenarios.items() if config.attack is None)
-    config, columns = scenarios[clean], [f"{a.kind} {a.clients}" for a in lied.values()]
+    config, columns = scenarios[clean], [f"{a.kind} {a.clients}" for a in attacks.values()]
     found = {(row.scenario, row.method): row for row in comparison.table(runs)}
     alone = {run.label: run.headline.summary.mean for run in runs if run.scenario == clean}
     lines += [
-        LIARS.format(title=_title(config), rounds=config.run.rounds, seeds=len(config.seeds)),
+        MALICIOUS.format(title=_title(config), rounds=config.run.rounds, seeds=len(config.seeds)),
         "",
-        *_head("method", "nobody lies", *columns),
+        *_head("method", "no attack", *columns),
     ]
     for method in config.methods:
-        costs = [_cost(found.get((name, method))) for name in lied]
+        costs = [_cost(found.get((name, method))) for name in attacks]
         mine = [row for (_, label), row in found.items() if label == method]
         lines.append(_line(_name_of(method, mine), f"{alone[method]:.2f}" if method in alone else "–", *costs))
-    lines += ["", *_liars_weight(config, lied, runs)]
+    lines += ["", *_malicious_weight(config, attacks, runs)]
     return [*lines, ""]
 
 
-def _liars_weight(config: Config, lied: dict[str, Any], runs: list[run_results.RunResult]) -> list[str]:
+def _malicious_weight(config: Config, attacks: dict[str, Any], runs: list[run_results.RunResult]) -> list[str]:
     shown = sorted({min(round_, config.run.rounds) for round_ in (5, 10, config.run.rounds)})
     found = {(run.scenario, run.label): run.attacker_weight for run in runs if run.attacker_weight}
-    counts = sorted({attack.clients for attack in lied.values()})
+    counts = sorted({attack.clients for attack in attacks.values()})
     even = ", ".join(f"{100 * count / config.data.clients:.0f} for {count}" for count in counts)
     lines = [
         WEIGHTS.format(rounds=", ".join(map(str, shown)), even=even),
         "",
-        *_head("method", *(f"{a.kind} {a.clients}" for a in lied.values())),
+        *_head("method", *(f"{a.kind} {a.clients}" for a in attacks.values())),
     ]
     for method in config.methods:
-        mine = [found.get((name, method)) for name in lied]
+        mine = [found.get((name, method)) for name in attacks]
         if any(mine):
             cells = ["–" if one is None else " → ".join(f"{100 * one[t - 1]:.1f}" for t in shown) for one in mine]
             lines.append(_line(method, *cells))
@@ -579,7 +579,7 @@ def _natural(experiment: Path, title: str) -> list[str]:
 
 
 def _cost(row: MethodRow | None) -> str:
-    """The points that liars cost the honest clients."""
+    """The points that malicious clients cost the honest ones."""
     points = None if row is None or row.attacked is None else row.attacked.points
     return "–" if points is None else f"{points:+.2f}"
 

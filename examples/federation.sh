@@ -28,7 +28,7 @@ rounds = 5
 min_sites = 4
 END
 
-fedapa coordinator init --door 0                 # all sites are on this machine: no proxy is needed
+fedapa coordinator init --proxy-port 0                 # all sites are on this machine: no proxy is needed
 for site in north east south west; do fedapa coordinator add-site "$site"; done
 fedapa coordinator start --detach
 for site in north east south west; do fedapa site join "kits/$site" --detach; done

@@ -31,7 +31,7 @@ rounds = 2
 engine = "torch"
 END
 
-fedapa coordinator init --door 0                                 # only for the sites' folders: nothing is started
+fedapa coordinator init --proxy-port 0                                 # only for the sites' folders: nothing is started
 for site in amber birch cedar dune; do fedapa coordinator add-site "$site"; done
 python -c 'from fedapa.transports.flower.session import APP; print(APP)' > app/pyproject.toml
 echo "Apache-2.0" > app/LICENSE

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.store.run_db import Ledger
 
 CONFIG = """\

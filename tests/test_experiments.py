@@ -217,11 +217,11 @@ def test_the_sides_of_a_null_pair_share_their_allocations_and_nothing_else(monke
     assert len(first) == 3
 
 
-def test_liars_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Client 1 lies: client 0 had 80 right and has 50; its mixture gives 0.3, then 0.1, then nothing to the liar."""
+def test_malicious_clients_in_the_results_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 1 is malicious: client 0 had 80 right and has 50; its mixture gives 0.3, then 0.1, then nothing to it."""
     course = tuple([0.3] * 5 + [0.1] * 5 + [0.0] * 10)
-    lied = made_up("poisoned-scaled-1", "fedapa-exact", 50, attackers=(1,), attacker_weight=course)
-    told = section(monkeypatch, "_poisoned", "poisoned", [made_up("poisoned-none", "fedapa-exact", 80), lied])
+    attacked = made_up("poisoned-scaled-1", "fedapa-exact", 50, attackers=(1,), attacker_weight=course)
+    told = section(monkeypatch, "_poisoned", "poisoned", [made_up("poisoned-none", "fedapa-exact", 80), attacked])
     cells = [line.split(" | ") for line in told.splitlines() if line.startswith("| fedapa-exact")]
     assert [cell for cell in cells[0][1:] if cell.strip(" |") != "–"] == ["80.00", "-30.00"]
     assert [cell for cell in cells[1][1:] if cell.strip(" |") != "–"] == ["30.0 → 10.0 → 0.0"]

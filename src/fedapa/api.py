@@ -1,4 +1,4 @@
-"""The words of the command line in Python: ``fit`` a method on federated data, ``load`` data by name."""
+"""The commands in Python: ``fit`` a method on federated data, ``load`` data by name."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def fit(
 
 
 def _config_hash(method: Method, task: Task, plan: Plan) -> str:
-    """Of all that ``fit`` was told, but for the seed."""
-    told = [method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head]
-    told += [] if isinstance(task.objective, Classification) else [task.objective]
-    return digest({str(k): repr(part) for k, part in enumerate(told)})
+    """A digest of everything that ``fit`` was given except the seed."""
+    given = [method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head]
+    given += [] if isinstance(task.objective, Classification) else [task.objective]
+    return digest({str(k): repr(part) for k, part in enumerate(given)})
 
 
 def _label(method: Method) -> str:

@@ -1,4 +1,4 @@
-"""The two kinds of failure a user meets; everything else is a bug and may show a traceback."""
+"""The two kinds of user-facing errors; everything else is a bug and may show a traceback."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ class InputError(FedapaError, ValueError):
 
 
 class RunError(FedapaError, RuntimeError):
-    """The request was fine and the run failed all the same: a full disk, no network, divergence."""
+    """The request was valid but the run failed: a full disk, no network, divergence."""
 
     exit_code = 1
 

@@ -14,7 +14,7 @@ from fedapa.errors import InputError
 
 
 def load_object(name: str, what: str) -> Any:
-    """The object that a name points to; ``what`` it is to be is told where it cannot be had."""
+    """The object that a name points to; ``what`` describes it in errors."""
     place, _, attribute = name.rpartition(":")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -35,7 +35,7 @@ def _from_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look their module up
     try:

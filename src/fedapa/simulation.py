@@ -18,11 +18,13 @@ from fedapa.methods.method import Method, Role, named
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.rounds import loop
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, summarise
-from fedapa.rounds.loop import RoundLog, State
-from fedapa.rounds.membership import Gate
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
+from fedapa.rounds.membership import Membership
+from fedapa.rounds.round_log import RoundLog, Sink, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, Room
-from fedapa.rounds.transport import InProcess, Record, Transport
+from fedapa.rounds.transport import InProcess, Record
 from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
@@ -117,44 +119,39 @@ def simulate(
     progress: Progress | None = None,
     mmap_above_mb: float = MAP_ABOVE_MB,
     limits: Limits | None = None,
-    gate: Gate | None = None,
+    membership: Membership | None = None,
 ) -> Result:
     """Run to the end, or on from where the folder's last checkpoint stands.
 
     With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
-    With a ``gate``, ``task`` has the clients that begin, and ``data`` also those that join later.
+    With a ``membership``, ``task`` has the clients that begin, and ``data`` also those that join later.
     """
     begin = loop.start(method, task, plan.seed)
     transport = InProcess(method, task, data, plan.seed, begin[1], workers)
-    like = loop.Expected(method, task, data.clients[0].train.x[0], limits)
-    rows = client_rows(data)[: task.clients]
-    return play(
-        method, task, transport, plan, begin, like, rows, folder, meta, checkpoint_every, progress, mmap_above_mb, gate
-    )
+    expected = Expected(method, task, data.clients[0].train.x[0], limits)
+    context, rows = Context(method, task, transport, plan, expected), client_rows(data)[: task.clients]
+    return play(context, begin, rows, folder, meta, checkpoint_every, progress, mmap_above_mb, membership)
 
 
 @one_thread()
 def play(
-    method: Method,
-    task: Task,
-    transport: Transport,
-    plan: Plan,
+    context: Context,
     begin: tuple[State, Tree],
-    like: loop.Expected,
     clients: list[ClientRow],
     folder: Path | None = None,
     meta: dict[str, str] | None = None,
     checkpoint_every: int = 1,
     progress: Progress | None = None,
     mmap_above_mb: float = MAP_ABOVE_MB,
-    gate: Gate | None = None,
+    membership: Membership | None = None,
 ) -> Result:
-    """The loop over any transport, with or without a folder that keeps all of it; ``gate`` says who comes and goes."""
-    state, client = begin
-    logs: list[RoundLog] = []
+    """The loop over any transport, with or without a folder that keeps all of it; ``membership`` says who comes and
+    goes."""
+    (state, client), logs = begin, list[RoundLog]()
+    method, task, plan, transport = context.method, context.task, context.plan, context.transport
     room = Room(mmap_above_mb * 2**20, folder)
     if folder is None:
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress), room, gate)
+        state = loop.run(context, state, _tell(logs, progress), room, membership)
         return Result(method, _with_all(task, logs), logs, state, transport.records())
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, room, task.objective.scores)
     try:
@@ -162,20 +159,18 @@ def play(
         about["weights"] = next(iter(named(method.roles, Role.WEIGHTS)), "")
         account = account_of(method, plan.rounds, simulated="federation" not in about)
         about |= {} if account is None else {"privacy": account.to_json()}
-        for newcomer in gate.members(keeper.position()) if gate is not None else ():
-            clients = [*clients, newcomer.row(len(clients))]
-            larger = task.with_client(newcomer.name, newcomer.train)
-            task, like = loop.seat(method, larger, transport, plan.seed, like, newcomer)
-        state = keeper.begin(transport, state, clients, about, provenance.current(task))
+        for newcomer in membership.members(keeper.position()) if membership is not None else ():
+            clients, context = [*clients, newcomer.row(len(clients))], context.with_client(newcomer)
+        state = keeper.begin(transport, state, clients, about, provenance.current(context.task))
         logs += keeper.earlier()
-        state = loop.run(method, task, transport, plan, state, like, _tell(logs, progress, keeper), room, gate)
+        state = loop.run(context, state, _tell(logs, progress, keeper), room, membership)
         keeper.finish()
     except RunError as error:
         keeper.fail(error.message)
         raise
     finally:
         keeper.close()
-    return Result(method, _with_all(task, logs), logs, state, transport.records())
+    return Result(method, _with_all(context.task, logs), logs, state, transport.records())
 
 
 def _with_all(task: Task, logs: Sequence[RoundLog]) -> Task:
@@ -195,7 +190,7 @@ def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str,
 
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:
     """What one client receives and sends in one round, as trees, once the first rounds are over."""
-    return loop.Expected(method, task, sample).exchanges(3)[-1]
+    return Expected(method, task, sample).exchanges(3)[-1]
 
 
 def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
@@ -207,10 +202,10 @@ def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
 def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
     """What is to be said before a run: why the method may not fit the task, or learn nothing from noised uploads."""
     said, noised = method.remarks(task), noise_of(method)
-    return said if noised is None else said + noised.doubts(task, *loop.Expected(method, task, sample).exchanges(1)[0])
+    return said if noised is None else said + noised.doubts(task, *Expected(method, task, sample).exchanges(1)[0])
 
 
-def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> loop.Sink:
+def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> Sink:
     def sink(log: RoundLog, state: State) -> None:
         if keeper is not None:
             keeper(log, state)

@@ -79,9 +79,9 @@ def test_silo_run_compare_report_and_card_tell(fedapa: Call, config: Path, tmp_p
 @pytest.mark.parametrize("verb", ["run", "silo run"])
 def test_refused_uploads_are_told_at_the_end(verb: str, fedapa: Call, config: Path) -> None:
     """One of two clients sends a billion times its update, which is more than honest training gives."""
-    lies = ("--set", "attack.kind=scaled", "--set", "attack.clients=[1]", "--set", "attack.factor=1e9")
+    attack = ("--set", "attack.kind=scaled", "--set", "attack.clients=[1]", "--set", "attack.factor=1e9")
     words = (*verb.split(), config, "--method", "fedavg", "--seeds", "1")
-    ran = fedapa(*words, *lies, "--out", "lies")
+    ran = fedapa(*words, *attack, "--out", "attack")
     assert "warning: fedavg-seed0: 3 of 6 uploads, of 1 client, were refused; first in round 1: client south" in ran.err
-    assert "lies/fedavg-seed0/log.txt" in ran.err
+    assert "attack/fedavg-seed0/log.txt" in ran.err
     assert "refused" not in fedapa(*words, "--out", "fine").err

@@ -248,25 +248,25 @@ def test_validation_data_selects_a_round(fedapa: Call, small: Path) -> None:
     assert 0 <= row["after_selected"] <= row["after_best"]
 
 
-def test_clients_that_lie_are_planned_run_resumed_and_compared(fedapa: Call, small: Path) -> None:
-    lie = ("--set", "attack.kind=scaled", "--set", "attack.clients=[2]", "--set", "attack.factor=-1")
-    planned = json.loads(fedapa("plan", small, *lie, "--no-timing", "--format", "json").out)
-    assert [row["lies"] for row in planned["clients"]] == ["", "", "scaled", ""]
+def test_malicious_clients_are_planned_run_resumed_and_compared(fedapa: Call, small: Path) -> None:
+    attack = ("--set", "attack.kind=scaled", "--set", "attack.clients=[2]", "--set", "attack.factor=-1")
+    planned = json.loads(fedapa("plan", small, *attack, "--no-timing", "--format", "json").out)
+    assert [row["attack"] for row in planned["clients"]] == ["", "", "scaled", ""]
     assert planned["attack"] == {"kind": "scaled", "clients": [2], "factor": -1.0}
     assert fedapa("run", small, "--out", "both/none").code == 0
-    answer = fedapa("run", small, *lie, "--out", "both/lied")
-    assert "clients lie: scaled (-1) by 2" in answer.err
+    answer = fedapa("run", small, *attack, "--out", "both/attacked")
+    assert "malicious clients: scaled (-1) by 2" in answer.err
     rows = {
         (r["scenario"], r["method"]): r
         for r in json.loads(fedapa("compare", "both", "--format", "json").out)["methods"]
     }
-    assert rows["lied", "local"]["attack_points"] == 0.0  # whoever trains alone is not lied to
-    assert rows["lied", "fedavg"]["attack_points"] != 0.0
-    assert 0 < rows["lied", "fedapa"]["attacker_weight"] < 1
+    assert rows["attacked", "local"]["attack_points"] == 0.0  # no upload reaches a client that trains alone
+    assert rows["attacked", "fedavg"]["attack_points"] != 0.0
+    assert 0 < rows["attacked", "fedapa"]["attacker_weight"] < 1
     assert rows["none", "fedapa"]["attacker_weight"] is None
-    assert sum(rows["lied", "fedavg"]["gain"]) == 3  # the honest ones
-    assert "weight on liars %" in fedapa("compare", "both").out
-    refused = fedapa("run", small, *lie, "--set", "attack.factor=-2", "--out", "both/lied")
+    assert sum(rows["attacked", "fedavg"]["gain"]) == 3  # the honest ones
+    assert "weight on malicious %" in fedapa("compare", "both").out
+    refused = fedapa("run", small, *attack, "--set", "attack.factor=-2", "--out", "both/attacked")
     assert (refused.code, "another config" in refused.err) == (2, True)
 
 

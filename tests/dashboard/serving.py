@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedapa.dashboard.server import Server, make_app
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.store.run_db import Ledger
 
 

@@ -283,7 +283,7 @@ def test_the_sites_of_a_coordinator(top: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
     from fedapa.federation.registry import Settings, create
 
-    made = create(tmp_path / "home", Settings(port=1, door=0), [], None, None)
+    made = create(tmp_path / "home", Settings(port=1, proxy_port=0), [], None, None)
     made.enrol("hospital-a", tmp_path / "kit")
     board = Board(top, tmp_path / "home")
     (site,) = views.overview(board, board.look())["sites"]

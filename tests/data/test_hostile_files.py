@@ -28,8 +28,7 @@ from fedapa.store import partition_file
 def peak_mb(code: str, *words: object) -> float:
     """The largest memory of a process that reads a file, whatever comes of it."""
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"]
-        + [str(word) for word in words],
+        [sys.executable, "-c", code + PEAK, *(str(word) for word in words)],
         capture_output=True,
         text=True,
         check=True,
@@ -39,6 +38,10 @@ def peak_mb(code: str, *words: object) -> float:
     return int(done.stdout.splitlines()[-1]) / 1024
 
 
+# Not getrusage: after a fork it tells the memory of the parent, too.
+PEAK = """
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
 READ = """
 import sys
 from pathlib import Path

@@ -15,6 +15,14 @@ from fedapa.errors import InputError
 from . import files
 
 
+def test_diabetes_has_numbers_to_predict_and_scaled_columns() -> None:
+    data = load("diabetes")
+    assert (data.classes, len(data.y_train), len(data.y_test)) == (0, 332, 110)
+    assert (float(data.y_train.min()) >= 25, float(data.y_train.max()) <= 346) == (True, True)
+    assert np.concatenate([data.x_train, data.x_test]).std(0) == pytest.approx(np.ones(10), abs=0.01)
+    assert (set(data.mean), set(data.std)) == ({0.0}, {1.0})
+
+
 def test_digits_are_complete_scaled_and_split_by_a_fixed_rule() -> None:
     data = load("digits")
     assert data.x_train.shape == (1501, 1, 8, 8)
@@ -35,7 +43,7 @@ def test_the_registry_describes_what_load_returns() -> None:
     data = load("digits")
     assert (len(data.y_train), len(data.y_test), data.classes) == (info.train, info.test, info.classes)
     assert data.x_train.shape[1:] == info.shape
-    assert [info.classes for info in SOURCES.values()] == [10, 10, 10, 100, 2]
+    assert [info.classes for info in SOURCES.values()] == [10, 10, 10, 100, 0, 2]
     assert list(SOURCES["cifar100"].class_names) == sorted(SOURCES["cifar100"].class_names)
 
 

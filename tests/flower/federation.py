@@ -52,12 +52,12 @@ def fedapa(*words: object, cwd: Path, check: bool = True) -> subprocess.Complete
 
 
 class Federation:
-    def __init__(self, folder: Path, door: int = 0, names: list[str] = NAMES, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, proxy_port: int = 0, names: list[str] = NAMES, host: str = "127.0.0.1") -> None:
         self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
         self.within: dict[str, list[str]] = {}  # words before the command of a site that lives elsewhere
         (folder / "fed.toml").write_text(CONFIG)
         self.port = processes.free_port()
-        fedapa("coordinator", "init", "--port", self.port, "--door", door, "--host", host, cwd=folder)
+        fedapa("coordinator", "init", "--port", self.port, "--proxy-port", proxy_port, "--host", host, cwd=folder)
         for name in names:
             self.coordinator.enrol(name, folder / "kits" / name)
 

@@ -17,8 +17,9 @@ from fedapa.federation.messages import Outgoing, Terms
 from fedapa.federation.remote_transport import Node, RemoteTransport, SessionLost
 from fedapa.federation.site_agent import Agreed, agree, shared_data
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.membership import Newcomer
+from fedapa.rounds.round_log import RoundLog
 from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Result, play, simulate
@@ -138,9 +139,9 @@ def over_grid(
 ) -> Result:
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
-    like = loop.Expected(method, task, sample(terms), limits)
+    expected = Expected(method, task, sample(terms), limits)
     rows = [(i, name, terms.sizes[i], 0, 0, "") for i, name in enumerate(terms.names)]
-    return play(method, task, transport, plan, begin, like, rows, folder)
+    return play(loop.Context(method, task, transport, plan, expected), begin, rows, folder)
 
 
 def sent(terms: Terms, i: int = 0):
@@ -156,21 +157,21 @@ def sample(terms: Terms):
 
 
 class Planned:
-    """A gate by the book: client i takes part from round since[i] on, and until[i] is the first without it."""
+    """A membership by the book: client i takes part from round since[i] on, and until[i] is the first without it."""
 
     def __init__(self, rows: list[Newcomer], since: Sequence[int], until: Sequence[int]) -> None:
         self.rows, self.since, self.until = rows, since, until
 
-    def knocking(self, round: int) -> list[Newcomer]:
+    def arrivals(self, round: int) -> list[Newcomer]:
         return [row for row, since in zip(self.rows, self.since, strict=True) if since == round > 0]
 
     def members(self, round: int) -> list[Newcomer]:
         return [row for row, since in zip(self.rows, self.since, strict=True) if 0 < since < round]
 
-    def let_in(self, newcomer: Newcomer, round: int) -> None:
+    def admit(self, newcomer: Newcomer, round: int) -> None:
         return
 
-    def turn_away(self, newcomer: Newcomer) -> None:
+    def reject(self, newcomer: Newcomer) -> None:
         raise AssertionError(newcomer)
 
     def gone(self, round: int) -> frozenset[int]:
@@ -192,12 +193,12 @@ def in_process(
     count = len(terms.names) if not since else list(since).count(0)
     method, task, plan = agree(replace(terms, names=terms.names[:count], sizes=terms.sizes[:count]))
     data = load_data(read_config(terms.config), plan.seed)
-    gate = None
+    membership = None
     if since:
         rows = [Newcomer(terms.names[i], *row[2:]) for i, row in enumerate(client_rows(data))]
-        gate = Planned(rows, since, until)
+        membership = Planned(rows, since, until)
     if not absent:
-        return simulate(method, task, data, plan, folder, workers=1, gate=gate)
+        return simulate(method, task, data, plan, folder, workers=1, membership=membership)
     from fedapa.rounds.transport import InProcess
 
     class Thinned(InProcess):
@@ -206,8 +207,9 @@ def in_process(
 
     begin = loop.start(method, task, plan.seed)
     transport = Thinned(method, task, data, plan.seed, begin[1], 1)
-    like = loop.Expected(method, task, data.clients[0].train.x[0])
-    return play(method, task, transport, plan, begin, like, client_rows(data)[: task.clients], gate=gate)
+    expected = Expected(method, task, data.clients[0].train.x[0])
+    context, rows = loop.Context(method, task, transport, plan, expected), client_rows(data)[: task.clients]
+    return play(context, begin, rows, membership=membership)
 
 
 def server_digest(result: Result) -> str:

@@ -33,14 +33,14 @@ class Quiet(ThreadingHTTPServer):
 
 
 class Recorder:
-    """Passes a site's calls on to the door; ``before`` and ``after`` hear of each, and may repeat any."""
+    """Passes a site's calls on to the proxy; ``before`` and ``after`` hear of each, and may repeat any."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.calls, self._lock = list[Call](), threading.Lock()
         self.before: Callable[[Call], None] = lambda call: None
         self.after: Callable[[Call], None] = lambda call: None
         trust = ssl.create_default_context(cafile=str(coordinator.ca))
-        self._door = httpx.Client(base_url=f"https://{coordinator.fleet_address}", verify=trust, timeout=60)
+        self._proxy = httpx.Client(base_url=f"https://{coordinator.fleet_address}", verify=trust, timeout=60)
         self._server = Quiet(("127.0.0.1", 0), _handler(self))
         own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         own.load_cert_chain(coordinator.certificate, coordinator.key)
@@ -53,7 +53,7 @@ class Recorder:
 
     def say(self, call: Call) -> httpx.Response:
         """The same bytes under the same signature, once (more)."""
-        return self._door.post(call.path, content=call.body, headers=call.headers)
+        return self._proxy.post(call.path, content=call.body, headers=call.headers)
 
     def hear(self, call: Call) -> httpx.Response:
         with self._lock:  # one after another: what is repeated lies between two known calls
@@ -66,7 +66,7 @@ class Recorder:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._door.close()
+        self._proxy.close()
 
 
 def _handler(recorder: Recorder) -> type[BaseHTTPRequestHandler]:

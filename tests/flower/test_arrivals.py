@@ -140,7 +140,7 @@ def test_a_site_that_leaves_for_good_is_not_drawn_not_asked_and_stays_in_the_mix
     asked = [m.content["ask"]["round"] for m in session.pushed if "ask" in m.content and m.metadata.dst_node_id == 100]
     assert max(asked) <= 1
     assert all(0 not in log.trained for log in result.logs[2:])
-    assert result.logs[-1].after[0].tolist() == [0, 0, 0, 0]  # nobody uses its model any more
+    assert result.logs[-1].after[0, 0].tolist() == [0, 0, 0, 0]  # nobody uses its model any more
     assert_planned(path)
     assert result.state.server["theta"].shape[0] == 4
 

@@ -36,7 +36,7 @@ def test_a_whole_log_is_verified_and_shown(tmp_path: Path, fedapa: Call) -> None
     assert audit_log.verify(tmp_path) == heads[-1] == audit_log.Head(5, heads[-1].hash)
     answer = fedapa("audit", tmp_path, "--last", 2, "--expect", heads[1].hash)
     assert (answer.code, "\x1b" in answer.out) == (0, False)
-    assert answer.out.splitlines()[-1] == f"5 lines, whole; the last has the hash {heads[-1].hash}"
+    assert answer.out.splitlines()[-1] == f"5 lines, chain valid; the last has the hash {heads[-1].hash}"
     assert len(answer.out.splitlines()) == 3
     told = json.loads(fedapa("audit", tmp_path, "--format", "json").out)
     assert (told["lines"], told["hash"], len(told["last"])) == (5, heads[-1].hash, 5)
@@ -162,7 +162,7 @@ def test_an_upload_that_cannot_be_noted_does_not_leave(tmp_path: Path, monkeypat
 
 
 def test_a_coordinator_notes_who_was_enrolled_and_removed(tmp_path: Path) -> None:
-    coordinator = create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    coordinator = create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     coordinator.enrol("amber", tmp_path / "amber")
     coordinator.remove("amber")
     rows = audit_log.read(coordinator.folder)
@@ -172,7 +172,7 @@ def test_a_coordinator_notes_who_was_enrolled_and_removed(tmp_path: Path) -> Non
 
 def test_a_run_is_in_the_coordinators_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `coordinator run` plays it, over a session without a network; one site was turned down by a limit."""
-    coordinator = create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    coordinator = create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
     folders = make_sites(tmp_path / "sites")
     monkeypatch.setattr(Coordinator, "members", lambda self: sites)

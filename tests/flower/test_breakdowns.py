@@ -1,7 +1,7 @@
 """What befalls one site, over TLS with real processes: a pulled cable, a full disk, slowness, leaving for good.
 
-They take minutes, and run in `make test-federation`. Where this machine allows it, all sites come in through the door,
-one of them from a network namespace of its own, and another one has a small disk of its own.
+They take minutes, and run in `make test-federation`. Where this machine allows it, all sites come in through the
+reverse proxy, one of them from a network namespace of its own, and another one has a small disk of its own.
 """
 
 import os
@@ -42,9 +42,9 @@ class Hard(Federation):
 def federation(tmp_path_factory) -> Iterator[Hard]:
     folder = tmp_path_factory.mktemp("federation")
     with ExitStack() as stack:
-        door = processes.free_port() if server_supervisor.find_nginx() else 0
-        cable, no_cable = attempt(stack, network) if door else (None, "nginx is not installed")
-        made = Hard(folder, door, host=cable.host if cable else "127.0.0.1")
+        proxy_port = processes.free_port() if server_supervisor.find_nginx() else 0
+        cable, no_cable = attempt(stack, network) if proxy_port else (None, "nginx is not installed")
+        made = Hard(folder, proxy_port, host=cable.host if cable else "127.0.0.1")
         made.network = cable
         made.disk, no_disk = attempt(stack, lambda: disk(folder / "kits" / CRAMPED, 8))
         made.without = no_cable or no_disk

@@ -15,6 +15,8 @@ from fedapa.core.tree import digest
 from fedapa.errors import RunError
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
 from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.upload_limits import Limits
 from fedapa.transports.flower.serialization import pack, unpack
@@ -47,11 +49,11 @@ def stage(method, folder):
     agreed = agree(terms)
     begin = loop.start(agreed.method, agreed.task, agreed.plan.seed)
     labels = [frozenset(range(10))] * 4
-    like = loop.Expected(agreed.method, agreed.task, sample(terms), Limits(classes=labels))
+    expected = Expected(agreed.method, agreed.task, sample(terms), Limits(classes=labels))
     session = Recording(make_sites(folder))
-    run(terms, agreed, begin, like, session)
-    alone = run(terms, agreed, begin, like, Canned(session.sites, session.kept, dict.fromkeys(BAD, silence)))[0]
-    return terms, agreed, begin, like, session, digest(alone.server)
+    run(terms, agreed, begin, expected, session)
+    alone = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, dict.fromkeys(BAD, silence)))[0]
+    return terms, agreed, begin, expected, session, digest(alone.server)
 
 
 class Recording(Direct):
@@ -70,11 +72,12 @@ def trains(message):
     return message.content["ask"]["train"]
 
 
-def run(terms, agreed, begin, like, session, policy=None):
+def run(terms, agreed, begin, expected, session, policy=None):
     usual = SitePolicy(round_timeout=1, quarantine_after=10**9, max_upload_mb=10**6 / 2**20)
     transport = grid(session, terms, policy or usual)
     logs = []
-    state = loop.run(*agreed[:2], transport, agreed.plan, begin[0], like, lambda log, _: logs.append(log))
+    context = Context(*agreed[:2], transport, agreed.plan, expected)
+    state = loop.run(context, begin[0], lambda log, _: logs.append(log))
     return state, logs, transport
 
 
@@ -241,7 +244,7 @@ KINDS = [
 
 @pytest.mark.parametrize("method", ["fedapa", "fedavg", "fedpac"])
 def test_bad_uploads_leave_no_trace(method, tmp_path_factory):
-    terms, agreed, begin, like, session, alone = stage(method, tmp_path_factory.mktemp(method))
+    terms, agreed, begin, expected, session, alone = stage(method, tmp_path_factory.mktemp(method))
 
     @settings(
         max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
@@ -249,7 +252,7 @@ def test_bad_uploads_leave_no_trace(method, tmp_path_factory):
     )  # fmt: skip
     @given(st.tuples(*[tampering() for _ in BAD]))
     def one_round(tampers):
-        state, logs, transport = run(terms, agreed, begin, like, Canned(
+        state, logs, transport = run(terms, agreed, begin, expected, Canned(
             session.sites, session.kept, dict(zip(BAD, tampers, strict=True))
         ))  # fmt: skip
         assert digest(state.server) == alone, [t.kind for t in tampers]
@@ -263,15 +266,15 @@ def test_bad_uploads_leave_no_trace(method, tmp_path_factory):
 
 
 def test_a_class_that_was_not_declared_is_refused(tmp_path):
-    terms, agreed, begin, like, session, _ = stage("fedproto", tmp_path)
+    terms, agreed, begin, expected, session, _ = stage("fedproto", tmp_path)
     counts = {i: unpack(session.kept[i]["up"])["counts"] for i in range(4)}
     declared = [frozenset(counts[i].nonzero().flatten().tolist()) for i in range(4)]
-    like = loop.Expected(*agreed[:2], sample(terms), Limits(classes=declared))
-    _, logs, _ = run(terms, agreed, begin, like, Canned(session.sites, session.kept, {}))
+    expected = Expected(*agreed[:2], sample(terms), Limits(classes=declared))
+    _, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
     assert logs[0].events == []
     declared[2] = declared[2] - {max(declared[2])}
-    like = loop.Expected(*agreed[:2], sample(terms), Limits(classes=declared))
-    _, logs, _ = run(terms, agreed, begin, like, Canned(session.sites, session.kept, {}))
+    expected = Expected(*agreed[:2], sample(terms), Limits(classes=declared))
+    _, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
     assert "cedar refused: it counts samples of class" in logs[0].events[0].text
 
 
@@ -279,7 +282,7 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
     terms = terms_of(config_text(rounds=6, participation=(1.0, 1.0)))
     agreed = agree(terms)
     begin = loop.start(agreed.method, agreed.task, 0)
-    like = loop.Expected(*agreed[:2], sample(terms), Limits())
+    expected = Expected(*agreed[:2], sample(terms), Limits())
 
     class Poisoned(Direct):
         visits = 0
@@ -294,7 +297,7 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
             )
 
     session = Poisoned(make_sites(tmp_path))
-    _, logs, transport = run(terms, agreed, begin, like, session, SitePolicy(quarantine_after=2, rejoin=1))
+    _, logs, transport = run(terms, agreed, begin, expected, session, SitePolicy(quarantine_after=2, rejoin=1))
     assert [len(log.events) for log in logs[:2]] == [1, 1]
     assert "client dune refused: theta has norm" in logs[0].events[0].text
     assert all("client dune is in quarantine after 2 refused uploads" in log.events[0].text for log in logs[2:])
@@ -305,17 +308,17 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
 
 
 def test_everyone_in_quarantine_ends_the_run(tmp_path):
-    terms, agreed, begin, like, session, _ = stage("fedavg", tmp_path)
+    terms, agreed, begin, expected, session, _ = stage("fedavg", tmp_path)
     transport = grid(Canned(session.sites, session.kept, {}), terms)
     for standing in transport.standings:
         standing.refusals = 3
     with pytest.raises(RunError, match="every site is in quarantine"):
-        loop.run(*agreed[:2], transport, agreed.plan, begin[0], like, lambda log, _: None)
+        loop.run(Context(*agreed[:2], transport, agreed.plan, expected), begin[0], lambda log, _: None)
 
 
 def test_the_stage_is_sound(tmp_path):
     """Untampered, all four are absorbed: what is refused above is refused for what was done to it."""
-    terms, agreed, begin, like, session, alone = stage("fedavg", tmp_path)
-    state, logs, _ = run(terms, agreed, begin, like, Canned(session.sites, session.kept, {}))
+    terms, agreed, begin, expected, session, alone = stage("fedavg", tmp_path)
+    state, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
     assert logs[0].events == []
     assert digest(state.server) != alone

@@ -95,10 +95,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     )
     thread = threading.Thread(target=server.run)
     thread.start()
-    proxy = subprocess.Popen(server_supervisor.door_command(coordinator))
+    proxy = subprocess.Popen(server_supervisor.proxy_command(coordinator))
     try:
         end = time.monotonic() + 30
-        while not server.started or not _listens(settings.door):
+        while not server.started or not _listens(settings.proxy_port):
             assert time.monotonic() < end
             time.sleep(0.05)
         yield House(coordinator, folder / "kit", link)
@@ -118,8 +118,8 @@ def _listens(port: int) -> bool:
 
 
 @no_nginx
-def test_half_sent_requests_do_not_close_the_door(house: House) -> None:
-    port = house.coordinator.settings.door
+def test_half_sent_requests_do_not_block_the_reverse_proxy(house: House) -> None:
+    port = house.coordinator.settings.proxy_port
     with ExitStack() as lines:
         for _ in range(700):  # 510 did
             line = house.trust.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
@@ -132,7 +132,7 @@ def test_half_sent_requests_do_not_close_the_door(house: House) -> None:
 
 @no_nginx
 def test_half_sent_bodies_of_strangers_end_at_once(house: House) -> None:
-    port, before = house.coordinator.settings.door, house.link.calls
+    port, before = house.coordinator.settings.proxy_port, house.link.calls
     address = ("127.0.0.1", port)
     with house.trust.wrap_socket(socket.create_connection(address), server_hostname="127.0.0.1") as line:
         line.settimeout(10)
@@ -253,7 +253,7 @@ def test_a_second_node_behind_the_same_address_is_an_alarm(
 
 
 def test_status_shows_alarms(tmp_path: Path) -> None:
-    create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     sound_alarm(tmp_path / "coordinator", "amber", "its key is used from 10.0.0.1 and from 10.6.6.6")
     words = ["status", "--dir", str(tmp_path / "coordinator")]
     shown = CliRunner().invoke(coordinator_cli.command, words).output

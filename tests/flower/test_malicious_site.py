@@ -44,7 +44,7 @@ def honest_score(result: Result) -> float:
     """Share of the honest sites' test samples that their models get right in the end."""
     counts = result.logs[-1].after
     assert counts is not None
-    return float(counts[1:, 0].sum() / counts[1:, 1].sum())
+    return float(counts[1:, 0, 0].sum() / counts[1:, 0, 1].sum())
 
 
 def refused(result: Result) -> set[int | None]:
@@ -77,7 +77,7 @@ def test_honest_sites_of_different_size_stay_within(method: str, tmp_path: Path)
         ({0: 1.0, 1: 2.0, 2: 19.9}, set()),
         ({0: 1.0, 1: 100.0}, set()),  # which of two is the odd one?
         ({0: 1.0, 1: 1.0, 2: None, 3: 100.0}, {3}),
-        ({0: 0.0, 1: 0.0, 2: 5.0}, set()),  # where most have nothing to learn, whoever has is no liar
+        ({0: 0.0, 1: 0.0, 2: 5.0}, set()),  # where most have nothing to learn, whoever has is not malicious
         ({0: 1.0, 1: 50.0, 2: 60.0, 3: 1.0, 4: 1.0}, {1, 2}),
     ],
 )

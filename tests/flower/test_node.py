@@ -1,4 +1,4 @@
-"""The two ends that are mended in Flower's SuperNode, on its real state and store: it must not fall silent."""
+"""The two hangs that are fixed in Flower's SuperNode, on its real state and store: it must not fall silent."""
 
 from types import SimpleNamespace
 
@@ -66,7 +66,7 @@ def test_a_request_whose_run_ends_while_it_is_fetched_is_forgotten(place, late):
 
 
 def test_flower_alone_keeps_its_task(place):
-    """Once this fails, the mend is not needed any more."""
+    """Once this fails, the fix is not needed any more."""
     assert place.take(flower._pull_and_store_message, run_ended) is None
     assert len(place.tasks()) == 1
 

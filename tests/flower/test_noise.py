@@ -392,13 +392,14 @@ def test_what_travels_is_what_was_kept(tmp_path: Path) -> None:
 # Every field of what a site says, and the words under which NOT_COVERED lists it; None: it holds nothing of the rows.
 SAID = {
     "run": None, "site": "the site's name", "round": "that it takes part", "fault": "why a training failed",
-    "trained": "that it takes part", "digest": None, "before": "classified correctly before and after training",
-    "after": "classified correctly before and after training", "seconds": "how long it took",
+    "trained": "that it takes part", "digest": None,
+    "before": "scores on test and validation rows before and after training",
+    "after": "scores on test and validation rows before and after training", "seconds": "how long it took",
     "train_seconds": "how long it took", "train": "numbers of train, test and validation rows",
     "test": "numbers of train, test and validation rows", "validation": "numbers of train, test and validation rows",
     "classes": "names of columns and classes", "shape": "shape, type and scaling", "dtype": "shape, type and scaling",
     "mean": "shape, type and scaling", "std": "shape, type and scaling", "labels": "which classes it has",
-    "fingerprint": None, "native": None,
+    "fingerprint": None, "native": None, "target": "of targets that are numbers",
 }  # fmt: skip
 
 

@@ -80,18 +80,18 @@ def test_with_a_key_of_its_own_the_private_half_never_travels(coordinator, tmp_p
     public.write_text(keys.make_site_key(tmp_path / "site.key"))
     coordinator.enrol("amber", tmp_path / "kit", public)
     assert not (tmp_path / "kit" / "site.key").exists()
-    with pytest.raises(InputError, match="belongs to another site"):
+    with pytest.raises(InputError, match="is or was used by another site"):
         coordinator.enrol("birch", tmp_path / "kit2", public)
     assert not (tmp_path / "kit2").exists()
 
 
 def test_a_name_is_given_once(coordinator, tmp_path):
     coordinator.enrol("amber", tmp_path / "kit")
-    with pytest.raises(InputError, match="amber is enrolled or was"):
+    with pytest.raises(InputError, match="the name amber is taken"):
         coordinator.enrol("amber", tmp_path / "kit2")
     coordinator.remove("amber")
     assert coordinator.members() == []
-    with pytest.raises(InputError, match="amber is enrolled or was"):
+    with pytest.raises(InputError, match="the name amber is taken"):
         coordinator.enrol("amber", tmp_path / "kit2")
     with pytest.raises(InputError, match="no site is called"):
         coordinator.remove("amber")
@@ -134,12 +134,12 @@ def test_the_door_lets_only_fleet_calls_through(coordinator):
     server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
 )
 def test_nginx_takes_the_configuration(coordinator):
-    assert server_supervisor.door_command(coordinator)[0].endswith("nginx")
+    assert server_supervisor.proxy_command(coordinator)[0].endswith("nginx")
 
 
 def test_a_coordinator_without_a_door_needs_no_nginx(tmp_path, monkeypatch):
     monkeypatch.setattr(server_supervisor, "find_nginx", lambda: None)
-    local = create(tmp_path / "local", Settings(door=0), [], None, None)
+    local = create(tmp_path / "local", Settings(proxy_port=0), [], None, None)
     assert [child.name for child in server_supervisor.coordinator_processes(local).children] == ["superlink"]
     assert local.fleet_address == "127.0.0.1:9091"
     open_ = create(tmp_path / "open", Settings(), [], None, None)
@@ -180,7 +180,7 @@ def test_a_second_join_leaves_the_secret_of_the_first_alone(tmp_path):
     try:
         first.prepare()
         before = (tmp_path / "secret").read_bytes()
-        with pytest.raises(InputError, match=f"it runs already, as process {os.getpid()}"):
+        with pytest.raises(InputError, match=f"already running as process {os.getpid()}"):
             site_supervisor.site_processes(tmp_path).run()
         assert (tmp_path / "secret").read_bytes() == before
         refused = CliRunner().invoke(join_cli.join, [str(tmp_path), "--limit", "min_batch=2"])
@@ -224,7 +224,7 @@ def run(command, *words):
 
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(coordinator_cli.command, "init", "--door", "0").exit_code == 0
+    assert run(coordinator_cli.command, "init", "--proxy-port", "0").exit_code == 0
     assert run(coordinator_cli.command, "add-site", "amber").exit_code == 0
     assert (tmp_path / "kits" / "amber" / "site.key").is_file()
     shown = run(coordinator_cli.command, "status", "--format", "json")
@@ -237,7 +237,18 @@ def test_the_commands(tmp_path, monkeypatch):
     assert [site.removed != "" for site in Coordinator(tmp_path / "coordinator").sites()] == [True]
     again = run(coordinator_cli.command, "init")
     assert isinstance(again.exception, InputError)
-    assert "is a coordinator already" in again.exception.message
+    assert "is already a coordinator" in again.exception.message
+
+
+def test_the_old_name_of_the_proxys_port_is_read_from_a_folder_and_refused_as_an_option(tmp_path):
+    create(tmp_path / "coordinator", Settings(proxy_port=9444), [], None, None)
+    path = tmp_path / "coordinator" / "coordinator.toml"
+    path.write_text(path.read_text().replace("proxy_port", "door"))
+    assert Coordinator(tmp_path / "coordinator").settings.proxy_port == 9444
+    refused = run(coordinator_cli.command, "init", "--dir", str(tmp_path / "new"), "--door", "0").exception
+    assert isinstance(refused, InputError)
+    assert (refused.message, refused.hint) == ("no option --door any more", "renamed to --proxy-port")
+    assert not (tmp_path / "new").exists()
     nowhere = run(coordinator_cli.command, "status", "--dir", "nowhere")
     assert isinstance(nowhere.exception, InputError)
 

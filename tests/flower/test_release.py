@@ -54,7 +54,7 @@ class Poisoned(Direct):
 @pytest.fixture
 def stopped(tmp_path):
     """A coordinator, and a run that was cut off after three rounds with dune in quarantine since the second."""
-    create(tmp_path / "coordinator", Settings(door=0), [], None, None)
+    create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     text = config_text(rounds=4, participation=(1.0, 1.0)).replace("quarantine_after = 3", "quarantine_after = 1")
     run_folder.create(tmp_path / "run", text)
     session = Poisoned(make_sites(tmp_path / "sites"), 3)
@@ -95,7 +95,7 @@ def test_a_release_that_cannot_be(stopped):
     for name, path in (("elm", None), ("dune", stopped / "sites")):
         refused = release(stopped, name, path)
         assert isinstance(refused.exception, InputError)
-        assert "is no run with a site called" in refused.exception.message
+        assert "has no site called" in refused.exception.message
     keeper = run_folder.RunFolder(stopped / "run", 4)
     try:
         assert "is in use by another process" in release(stopped, "dune").exception.message

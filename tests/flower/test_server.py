@@ -76,8 +76,8 @@ def test_a_config_that_does_not_fit_is_told(tmp_path):
     assert "no share 3 among 3" in site.describe(config_text().replace("clients = 4", "clients = 3"), "dune").fault
     assert "unknown method" in site.describe(config_text().replace('"fedapa"', '"nonsense"'), "dune").fault
     assert "not TOML" in site.describe("= 5", "dune").fault
-    lie = config_text() + '[attack]\nkind = "scaled"\n'
-    assert "section [attack]" in site.describe(lie, "dune").fault  # nobody is asked to lie in earnest
+    attack = config_text() + '[attack]\nkind = "scaled"\n'
+    assert "section [attack]" in site.describe(attack, "dune").fault  # no real site is asked to attack
 
 
 def test_a_site_whose_answer_is_cut_off_is_asked_again(tmp_path):

@@ -18,9 +18,9 @@ pytest.importorskip("starlette", reason="the dashboard is not installed: pip ins
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
 )
-HONEST, LIAR = NAMES[:3], NAMES[3]
+HONEST, MALICIOUS = NAMES[:3], NAMES[3]
 # Python reads this when it starts: the worker of that site sends a million times what it learned.
-LIES = """import sys
+TAMPERING = """import sys
 if "fedapa.transports.flower.worker" in sys.orig_argv:
     from fedapa.transports.flower import client_app
     pack = client_app.pack
@@ -31,8 +31,8 @@ if "fedapa.transports.flower.worker" in sys.orig_argv:
 @pytest.fixture
 def federation(tmp_path):
     made = Federation(tmp_path)
-    (tmp_path / "lies").mkdir()
-    (tmp_path / "lies" / "sitecustomize.py").write_text(LIES)
+    (tmp_path / "tampering").mkdir()
+    (tmp_path / "tampering" / "sitecustomize.py").write_text(TAMPERING)
     (tmp_path / "runs").mkdir()
     try:
         yield made
@@ -40,18 +40,18 @@ def federation(tmp_path):
         made.close()
 
 
-def test_sites_come_lie_and_go(federation, browser):
+def test_sites_come_attack_and_go(federation, browser):
     folder = federation.folder
     superlink = federation.spawn("coordinator", "start")
     with (
         started("watch", folder / "runs", "--coordinator", folder / "coordinator", "--port", 0) as watching,
         browser.look(watching.stdout.readline().split()[-1]) as tab,
     ):
-        tab.locator("tbody", has_text=LIAR).wait_for(timeout=60_000)  # enrolled, and not there yet
+        tab.locator("tbody", has_text=MALICIOUS).wait_for(timeout=60_000)  # enrolled, and not there yet
         federation.join(HONEST)
         first = federation.started[-len(HONEST)]
-        lies = os.pathsep.join([str(folder / "lies"), os.environ.get("PYTHONPATH", "")])
-        federation.spawn("site", "join", f"kits/{LIAR}", PYTHONPATH=lies)
+        path = os.pathsep.join([str(folder / "tampering"), os.environ.get("PYTHONPATH", "")])
+        federation.spawn("site", "join", f"kits/{MALICIOUS}", PYTHONPATH=path)
         federation.wait_online(4)
         tab.locator("tbody tr", has_text="online").nth(3).wait_for(timeout=60_000)
         assert [cells(tab, name)[2:5] for name in NAMES] == [["0", "0", "0.0 KiB"]] * 4
@@ -59,8 +59,8 @@ def test_sites_come_lie_and_go(federation, browser):
         patience = ["--set", "federation.rejoin=5", "--set", "federation.quarantine_after=100"]
         federation.run("runs", "--set", "run.rounds=500", *patience)
         wait_for_round(folder / "runs" / "fedapa-seed0", 2)
-        tab.locator("tbody tr", has_text=LIAR).locator(".alarm").wait_for(timeout=60_000)
-        assert int(cells(tab, LIAR)[2]) >= 1
+        tab.locator("tbody tr", has_text=MALICIOUS).locator(".alarm").wait_for(timeout=60_000)
+        assert int(cells(tab, MALICIOUS)[2]) >= 1
         for name in HONEST:
             assert cells(tab, name)[2] == "0"
             assert cells(tab, name)[4].endswith(("KiB", "MiB"))
@@ -77,7 +77,7 @@ def test_sites_come_lie_and_go(federation, browser):
         assert int(cells(tab, NAMES[0])[3]) >= 1  # rounds absent
 
         tab.goto(f"{tab.url.rsplit('/', 1)[0]}/events?kind=refused")
-        tab.locator("tbody", has_text=f"client {LIAR} refused: theta has norm").wait_for()
+        tab.locator("tbody", has_text=f"client {MALICIOUS} refused: theta has norm").wait_for()
         assert set(tab.locator(".kind").all_inner_texts()) == {"refused"}
         tab.keyboard.press("1")
         superlink.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Clients that lie: what they do by hand, who they are, and that everything else stays as it was."""
+"""Malicious clients: what they do by hand, who they are, and that everything else stays as it was."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def test_law(method: Tampered, law: str) -> None:
 
 def test_scaled_by_hand() -> None:
     """The update is (3, 0, 0, -4); times -2 it is (-6, 0, 0, 8), on top of what was sent."""
-    lie = sent(Tampered(Counting(), "scaled", (1,), -2.0), 1)
-    assert lie["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]
-    assert (lie["counts"].tolist(), lie["n"].tolist()) == ([2.0, 3.0], [5.0])  # numbers of samples stay true
+    upload = sent(Tampered(Counting(), "scaled", (1,), -2.0), 1)
+    assert upload["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]
+    assert (upload["counts"].tolist(), upload["n"].tolist()) == ([2.0, 3.0], [5.0])  # numbers of samples stay true
 
 
 def test_noise_has_the_norm_of_the_update_and_nothing_else_of_it() -> None:
     method = Tampered(Counting(), "noise", (1,), 2.0)
-    lies = [sent(method, 1, round=t)["omega"] - DOWN["omega"] for t in range(400)]
-    for lie in lies:
-        assert float(lie.norm()) == pytest.approx(10.0, rel=1e-5)  # |(3, 0, 0, -4)| = 5, twice
-    assert float(torch.stack(lies).mean(0).abs().max()) < 1.0  # no direction: 10 / sqrt(4) / sqrt(400) = 0.25 apiece
-    torch.testing.assert_close(sent(method, 1, round=7)["omega"] - DOWN["omega"], lies[7], rtol=0, atol=0)
+    changes = [sent(method, 1, round=t)["omega"] - DOWN["omega"] for t in range(400)]
+    for change in changes:
+        assert float(change.norm()) == pytest.approx(10.0, rel=1e-5)  # |(3, 0, 0, -4)| = 5, twice
+    assert float(torch.stack(changes).mean(0).abs().max()) < 1.0  # no direction: 10 / sqrt(4) / sqrt(400) = 0.25 apiece
+    torch.testing.assert_close(sent(method, 1, round=7)["omega"] - DOWN["omega"], changes[7], rtol=0, atol=0)
 
 
 def test_the_norm_of_several_models_is_their_joint_one() -> None:
     down = {"theta": torch.zeros(300), "phi": torch.zeros(100)}
     up = {"theta": torch.full((300,), 0.1), "phi": torch.full((100,), 0.1)}
-    lie = Tampered(FedAvg(), "noise", (0,), 1.0).encode(CASE.task, down, up, toolbox(0))
-    norms = {name: float(leaf.norm()) for name, leaf in lie.items()}
+    upload = Tampered(FedAvg(), "noise", (0,), 1.0).encode(CASE.task, down, up, toolbox(0))
+    norms = {name: float(leaf.norm()) for name, leaf in upload.items()}
     assert norms["theta"] ** 2 + norms["phi"] ** 2 == pytest.approx(4.0, rel=1e-5)
     assert norms["theta"] > norms["phi"]
 
@@ -79,7 +79,7 @@ def test_the_honest_send_what_they_have(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedapa", "fedamp", "fedpac", "fedapa-exact"])
-def test_an_update_times_one_is_the_update_and_without_liars_no_bit_differs(name: str) -> None:
+def test_an_update_times_one_is_the_update_and_without_attack_no_bit_differs(name: str) -> None:
     method = make(name)
     plain = Case(method).run()
     wrapped = Case(Tampered(method, "scaled", (0, 1), 1.0)).run()
@@ -89,7 +89,7 @@ def test_an_update_times_one_is_the_update_and_without_liars_no_bit_differs(name
     assert equal(nobody.server, plain.server)
 
 
-def test_liars_are_the_same_whoever_trains_first() -> None:
+def test_malicious_clients_are_the_same_whoever_trains_first() -> None:
     case = Case(Tampered(FedAPA(), "noise", (0, 2), 1.0))
     assert equal(case.run(workers=3).server, case.run(workers=1).server)
 
@@ -106,18 +106,18 @@ def test_local_has_nothing_to_tamper_with_and_does_not_mind() -> None:
     assert all(equal(a.state, b.state) for a, b in zip(plain.records, wrapped.records, strict=True))
 
 
-def test_flipped_labels_are_the_liars_train_labels_alone() -> None:
+def test_flipped_labels_are_the_malicious_clients_train_labels_alone() -> None:
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
     data = from_arrays([(x, y, x, y)] * 3)
-    method, lied = attacked(FedAvg(), data, Attack("label-flip", (1,), 0.0))
+    method, poisoned = attacked(FedAvg(), data, Attack("label-flip", (1,), 0.0))
     assert method == FedAvg()
-    assert [client.train.y.tolist() for client in lied.clients] == [[0, 1, 2], [1, 2, 0], [0, 1, 2]]
-    assert all(client.test.y.tolist() == [0, 1, 2] for client in lied.clients)
-    assert lied.fingerprint == data.fingerprint  # the allocation is the same: runs with and without can be compared
+    assert [client.train.y.tolist() for client in poisoned.clients] == [[0, 1, 2], [1, 2, 0], [0, 1, 2]]
+    assert all(client.test.y.tolist() == [0, 1, 2] for client in poisoned.clients)
+    assert poisoned.fingerprint == data.fingerprint  # the allocation is the same: runs with and without can be compared
     assert data.clients[1].train.y.tolist() == [0, 1, 2]
 
 
-def test_who_lies() -> None:
+def test_which_clients_are_malicious() -> None:
     assert attackers([5, 0], 20, seed=3) == (0, 5)
     for seed in range(5):
         one, two, four = (set(attackers(n, 20, seed)) for n in (1, 2, 4))
@@ -128,7 +128,7 @@ def test_who_lies() -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 4, 9, [], [0, 1, 2, 3], [4], [-1]])
-def test_who_cannot_lie(wanted: int | list[int]) -> None:
+def test_which_clients_cannot_be_malicious(wanted: int | list[int]) -> None:
     with pytest.raises(InputError, match=r"attack\.clients"):
         attackers(wanted, 4, 0)
 

@@ -126,14 +126,14 @@ def test_a_server_that_is_given_away_is_changed_in_place() -> None:
     assert digest(donated) == digest(kept)
 
 
-def two_groups(method: FedAPAExact, liar: bool = False) -> Tree:
-    """Six clients, even and odd, that send noisy copies of two models for six rounds; a ``liar`` is far from all."""
-    task, state = start(method, 6 + liar, 2000)
+def two_groups(method: FedAPAExact, malicious: bool = False) -> Tree:
+    """Six clients, even and odd, send noisy copies of two models for six rounds; ``malicious`` adds one far away."""
+    task, state = start(method, 6 + malicious, 2000)
     random = torch.Generator().manual_seed(0)
     centres = torch.randn(2, 2000, generator=random)
     for _ in range(6):
         noisy = {i: centres[i % 2] + 0.2 * torch.randn(2000, generator=random) for i in range(6)}
-        state = absorb(method, task, state, noisy | ({6: -20 * centres[0]} if liar else {}))
+        state = absorb(method, task, state, noisy | ({6: -20 * centres[0]} if malicious else {}))
     return method.watch(state)
 
 
@@ -146,7 +146,7 @@ def test_two_groups_are_found_and_shown() -> None:
 
 
 def test_one_client_far_away_hides_no_group() -> None:
-    seen = two_groups(FedAPAExact(share=0.2, patience=0), liar=True)
+    seen = two_groups(FedAPAExact(share=0.2, patience=0), malicious=True)
     assert seen["groups"].tolist() == [0, 1, 0, 1, 0, 1, 6]
     assert not seen["A"][:6, 6].any()
     assert not seen["A"][:6:2, 1:6:2].any()

@@ -17,9 +17,10 @@ from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog, Sent, State
+from fedapa.rounds.messages_sent import Sent
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
-from fedapa.rounds.tensor_storage import Room, is_mapped
+from fedapa.rounds.tensor_storage import TensorStore, is_mapped
 from fedapa.simulation import Result, simulate
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint
@@ -146,7 +147,7 @@ def test_how_often_a_run_is_evaluated_changes_no_model(name: str) -> None:
         transport = case.transport(workers=3)
         plan = replace(case.plan(), evaluate_every=every)
         begin = loop.start(case.method, case.task, plan.seed)[0]
-        end = loop.run(case.method, case.task, transport, plan, begin, case.like, lambda log, state: None)
+        end = loop.run(case.context(transport, plan), begin, lambda log, state: None)
         ends.append((digest(end.server), [digest(record.state) for record in transport.records()]))
     assert ends[0] == ends[1]
 
@@ -181,26 +182,28 @@ def test_a_mapped_state_gives_the_same_bits_also_when_resumed(name: str, tmp_pat
 
 
 def test_only_what_is_too_large_is_mapped(tmp_path: Path) -> None:
-    held = Room(100, tmp_path).hold({"small": torch.ones(25), "large": torch.ones(26), "same": torch.ones(1).expand(5)})
+    held = TensorStore(100, tmp_path).hold(
+        {"small": torch.ones(25), "large": torch.ones(26), "same": torch.ones(1).expand(5)}
+    )
     assert [is_mapped(leaf) for leaf in held.values()] == [False, True, False]
     assert all(leaf.eq(1).all() and leaf.is_contiguous() for leaf in held.values())
-    again = Room(100, tmp_path).hold(held)
+    again = TensorStore(100, tmp_path).hold(held)
     assert all(again[k] is held[k] for k in held)
 
 
 def test_a_checkpoint_is_read_right_into_its_place(tmp_path: Path) -> None:
     state = State(1, {"theta": torch.randn(4, 30), "n": torch.ones(2)}, np.zeros((4, 4), np.int64))
     path = checkpoint.write(tmp_path, Checkpoint(state, []))
-    found = checkpoint.read(path, Room(100, tmp_path)).state.server
+    found = checkpoint.read(path, TensorStore(100, tmp_path)).state.server
     assert [is_mapped(found[name]) for name in ("theta", "n")] == [True, False]
     assert digest(found) == digest(state.server)
 
 
 def test_no_room_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot map .* No such file"):
-        Room(0, tmp_path / "nowhere").empty((3,), torch.float32)
+        TensorStore(0, tmp_path / "nowhere").empty((3,), torch.float32)
     with pytest.raises(RunError, match="cannot map"):
-        Room(0, tmp_path).empty((2**58,), torch.float32)
+        TensorStore(0, tmp_path).empty((2**58,), torch.float32)
     assert not list(tmp_path.iterdir())
 
 

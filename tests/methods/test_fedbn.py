@@ -11,7 +11,7 @@ from fedapa.core.tree import count_bytes
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedavg import FedAvg
 from fedapa.methods.fedbn import FedBN, of_batch_norm
-from fedapa.rounds.loop import Expected
+from fedapa.rounds.expected_uploads import Expected
 from fedapa.simulation import doubts
 from fedapa.training.model import build_model
 from fedapa.training.settings import Training

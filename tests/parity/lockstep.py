@@ -29,7 +29,9 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, visit
 from fedapa.training.engines.choice import one_thread
@@ -166,8 +168,8 @@ def play(method: Method, data: Federated, training: Training, rounds: int, share
         logs.append(log)
         states.append(state)
 
-    expected = loop.Expected(method, task, data.clients[0].train.x[0])
-    loop.run(method, task, transport, Plan(rounds, (share, 1.0), "auto", SEED), state, expected, sink)  # type: ignore[arg-type]
+    expected, plan = Expected(method, task, data.clients[0].train.x[0]), Plan(rounds, (share, 1.0), "auto", SEED)
+    loop.run(Context(method, task, transport, plan, expected), state, sink)  # type: ignore[arg-type]
     return Ours(task, logs, states, [record.state for record in transport.kept], epochs)
 
 

@@ -161,7 +161,7 @@ def test_runs_on_own_sites_know_how_far_their_test_rows_overlap(make: Make) -> N
     assert [run.overlap for run in found if run] == [10 / 100, 10 / 100, 0]
 
 
-def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no_gain(make: Make) -> None:
+def test_runs_with_malicious_clients_are_a_scenario_of_their_own_and_those_have_no_gain(make: Make) -> None:
     make("l", "local", HALF)
     make("a", "fedapa", MORE)
     for name, label, right in (("m", "local", HALF), ("b", "fedapa", MORE)):
@@ -169,10 +169,10 @@ def test_runs_in_which_clients_lie_are_a_scenario_of_their_own_and_liars_have_no
         text = (run / "config.toml").read_text() + '[attack]\nkind = "scaled"\nclients = [0]\nfactor = -2.0\n'
         (run / "config.toml").write_text(text)
         change(run, "INSERT INTO meta VALUES ('attack', '{\"clients\": [0]}')")
-    clean, lied = sorted(look(run).scenarios, key=lambda scenario: scenario.title)
-    assert lied.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients · 1 lie (scaled -2)"
+    clean, attacked = sorted(look(run).scenarios, key=lambda scenario: scenario.title)
+    assert attacked.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients · 1 malicious (scaled -2)"
     assert clean.title == "CIFAR-10 · Dirichlet 0.1 · 3 clients"
-    ((_, gains),) = figures.gains_of(lied, "fedapa")
+    ((_, gains),) = figures.gains_of(attacked, "fedapa")
     assert gains[1:] == pytest.approx([0, -20])
     assert np.isnan(gains[0])
 

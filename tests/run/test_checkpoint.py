@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fedapa.core.tree import equal
 from fedapa.errors import RunError
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Record
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint, newest, read, write, write_atomically

@@ -16,7 +16,7 @@ from toy import TESTS, Toy, play, rights, toy_data
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Role, Roles
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.rounds.round_plan import Plan
 from fedapa.store import run_db, run_folder
 
@@ -171,6 +171,40 @@ def test_rounds_that_will_be_played_again_are_forgotten_whole(made: Path) -> Non
     assert {row[0] for table in run_db.PER_ROUND for row in found[table]} == {0}
     assert [len(found[table]) for table in ("round", "client_round", "watched")] == [1, 2, 1]
     assert len(found["client_score"]) == 8  # before and after, test and validation data, of two clients
+
+
+EARLIER = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE round (round, trained, down_bytes, up_bytes, seconds, training_seconds, server_seconds);
+CREATE TABLE accuracy (round, phase, data, pooled, mean, std, worst, worst10);
+CREATE TABLE client_round (round, client, trained, down_bytes, up_bytes, seconds, before_correct, before_total,
+    before_valid_correct, before_valid_total, after_correct, after_total, after_valid_correct, after_valid_total);
+CREATE TABLE watched (round, name, shape, float32);
+CREATE TABLE event (id, round, client, kind, text);
+INSERT INTO round VALUES (0, 1, 1, 1, 1, 1, 1);
+INSERT INTO accuracy VALUES (0, 'before', 'test', 25, 25, 0, 25, 25), (0, 'after', 'test', 50, 50, 0, 50, 50);
+INSERT INTO accuracy VALUES (0, 'final', 'test', 75, 75, 0, 75, 75);
+INSERT INTO client_round VALUES (0, 0, 1, 1, 1, 1, 1, 4, 0, 0, 2, 4, 0, 0);
+"""
+
+
+@pytest.mark.parametrize("with_final", [True, False])
+def test_a_run_of_an_older_version_is_read_and_not_written(tmp_path: Path, with_final: bool) -> None:
+    """One client with four test samples: right are 1 before, 2 after, 3 with what the last aggregation would send."""
+    final = "CREATE TABLE client_final (round, client, correct, total, valid_correct, valid_total);"
+    final += "INSERT INTO client_final VALUES (0, 0, 3, 4, 0, 0);"
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db:
+        db.executescript(EARLIER + (final if with_final else ""))
+    with run_db.reading(tmp_path / "run.db") as db:
+        assert [t for t, _ in run_db.curve(db, "before")] == [0, 1]
+        assert [summary.pooled for _, summary in run_db.curve(db, "before")] == [25, 75]
+        assert run_db.client_sums(db, 1, "after").tolist() == [[2, 4]]
+        assert run_db.client_sums(db, 1, "before").tolist() == ([[3, 4]] if with_final else [])
+        (log,) = run_db.logs(db)
+        assert (log.before[:, 0].tolist(), log.after[:, 0].tolist()) == ([[1, 4, 0, 0]], [[2, 4, 0, 0]])
+        assert [score.name for score in run_db.scores_of(db)] == ["accuracy"]
+    with pytest.raises(RunError, match="begun by an older version"):
+        run_db.Ledger(tmp_path / "run.db")
 
 
 def test_one_can_read_while_the_run_writes(tmp_path: Path) -> None:

@@ -200,15 +200,15 @@ def test_a_client_keeps_its_state_and_what_its_optimiser_remembers() -> None:
 class Leaving:
     """Nobody comes; client 1 leaves after the first round."""
 
-    def knocking(self, round: int) -> Sequence[Newcomer]:
+    def arrivals(self, round: int) -> Sequence[Newcomer]:
         return ()
 
     def members(self, round: int) -> Sequence[Newcomer]:
         return ()
 
-    def let_in(self, newcomer: Newcomer, round: int) -> None: ...
+    def admit(self, newcomer: Newcomer, round: int) -> None: ...
 
-    def turn_away(self, newcomer: Newcomer) -> None: ...
+    def reject(self, newcomer: Newcomer) -> None: ...
 
     def gone(self, round: int) -> frozenset[int]:
         return frozenset({1} if round > 0 else ())
@@ -216,7 +216,7 @@ class Leaving:
 
 @pytest.mark.parametrize("schedule", ["parallel", "sequential"])
 def test_who_left_for_good_is_in_no_number(schedule: str) -> None:
-    result = play(Toy(), toy_data(), Plan(2, ALL, schedule), gate=Leaving())  # type: ignore[arg-type]
+    result = play(Toy(), toy_data(), Plan(2, ALL, schedule), membership=Leaving())  # type: ignore[arg-type]
     first, second = result.logs
     assert sorted(first.trained) == [0, 1, 2, 3]
     assert sorted(second.trained) == [0, 2, 3]

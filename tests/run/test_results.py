@@ -381,23 +381,23 @@ def test_folders_without_results(tmp_path: Path) -> None:
         result_sets.load(tmp_path)
 
 
-def test_honest_clients_are_counted_apart_and_against_the_run_without_liars(tmp_path: Path) -> None:
-    """Right in the last round: 3 of 10, 0 of 10, 2 of 10 and 0 of 1; client 0 lies in the second run."""
+def test_honest_clients_are_counted_apart_and_against_the_run_without_an_attack(tmp_path: Path) -> None:
+    """Right in the last round: 3 of 10, 0 of 10, 2 of 10 and 0 of 1; client 0 is malicious in the second run."""
     clean = make(tmp_path / "none" / "toy")
-    lied = make(tmp_path / "scaled" / "toy", attack=json.dumps({"kind": "scaled", "clients": [0], "factor": -5.0}))
+    attacked = make(tmp_path / "scaled" / "toy", attack=json.dumps({"kind": "scaled", "clients": [0], "factor": -5.0}))
     make(tmp_path / "short" / "toy", rounds="3")  # another number of rounds: not to be compared with
     change(clean, "UPDATE client_score SET sum = 5 WHERE client = 1 AND phase = 'after' AND score = 'accuracy'")
-    change(lied, "UPDATE client_score SET sum = 10 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
+    change(attacked, "UPDATE client_score SET sum = 10 WHERE client = 0 AND phase = 'after' AND score = 'accuracy'")
     rows = {row.scenario: row for row in comparison.table(result_sets.load(tmp_path), "toy")}
     assert (rows["scaled"].attacked.attackers, rows["none"].attacked) == (1, None)
     assert rows["scaled"].attacked.honest == pytest.approx((0 + 20 + 0) / 3)
     assert rows["scaled"].attacked.points == pytest.approx((0 - 50) / 3)
     assert rows["scaled"].attacked.weight is None  # the toy has no A
     assert rows["none"].as_dict()["honest"] is None
-    assert rows["scaled"].gain.clients == (0, 3, 0)  # against the toy of its own scenario, without the liar
+    assert rows["scaled"].gain.clients == (0, 3, 0)  # against the toy of its own scenario, without the malicious client
 
 
-def test_the_weight_on_liars_by_hand(tmp_path: Path) -> None:
+def test_the_weight_on_malicious_clients_by_hand(tmp_path: Path) -> None:
     path = make(tmp_path / "a", attack=json.dumps({"kind": "noise", "clients": [1, 3], "factor": 1.0}))
     first = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], np.float32)
     second = np.array([[0.5, 0.1, 0.1, 0.3], [9, 9, 9, 9], [0.2, 0, 0.8, 0], [9, 9, 9, 9]], np.float32)

@@ -30,20 +30,20 @@ def test_an_honest_upload_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "why"),
+    ("wrong", "why"),
     [
         ({"size": [3.0]}, "size is 3, it declared 2 samples"),
         ({"size": [1.0]}, "size is 1, it declared 2 samples"),
-        ({"size": [-2.0]}, "size is no number of samples"),
+        ({"size": [-2.0]}, "size is not a number of samples"),
         ({"per_class": [2.0, 1.0, 0.0, 0.0, 0.0]}, "per_class is 3, it declared 2 samples"),
-        ({"per_class": [0.5, 0.5, 0.0, 0.0, 0.0]}, "per_class is no number of samples"),
+        ({"per_class": [0.5, 0.5, 0.0, 0.0, 0.0]}, "per_class is not a number of samples"),
         ({"per_class": [1.0, 0.0, 1.0, 0.0, 0.0]}, "it counts samples of class 2, which it did not declare"),
         ({"totals": [201.0]}, "totals has norm 201, more than 200"),
         ({"w": [101.0]}, "w has norm 101, more than 100"),
     ],
 )
-def test_a_lie_is_found_by_the_role_of_its_tensor(lie: dict[str, list[float]], why: str) -> None:
-    assert fault(honest(**lie)) == why
+def test_a_wrong_value_is_found_by_the_role_of_its_tensor(wrong: dict[str, list[float]], why: str) -> None:
+    assert fault(honest(**wrong)) == why
 
 
 def test_a_name_alone_is_no_role() -> None:

@@ -45,7 +45,7 @@ def test_anything_else_is_refused(agreed: Path, up: dict[str, torch.Tensor], sai
 
 
 def test_another_method_is_refused(agreed: Path) -> None:
-    with pytest.raises(manifest.Refused, match="the server plays fedapa, this site agreed to fedavg"):
+    with pytest.raises(manifest.Refused, match="the server runs fedapa, this site agreed to fedavg"):
         manifest.check(manifest.read(agreed), "fedapa", UP)
 
 

@@ -264,7 +264,7 @@ def test_inspect_writes_a_config_that_runs(fedapa: Call, tmp_path: Path) -> None
     write_hospitals(tmp_path)
     answer = fedapa("data", "inspect", "north.csv", "south.csv", "--label", "outcome")
     assert answer.code == 0, answer.err
-    assert "column 'patient' names its row or its person" in answer.out
+    assert "column 'patient' identifies a row or a person" in answer.out
     assert "next: fedapa silo run site.toml" in answer.err
     again = fedapa("data", "inspect", "north.csv", "--label", "outcome")
     assert (again.code, "--force" in again.err) == (2, True)

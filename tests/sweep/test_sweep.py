@@ -122,13 +122,13 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(grid: Path, tmp_path
 
 
 def test_a_worker_that_dies_between_two_runs_takes_none_with_it(tmp_path: Path) -> None:
-    worker = pool._hire()
+    worker = pool._start()
     assert worker.process.pid is not None
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.join()
     pool._next(worker, [tmp_path / "run"])
     assert worker.talk.recv()[:2] == (tmp_path / "run", "started")
-    pool._dismiss(worker)
+    pool._stop(worker)
 
 
 def test_a_worker_that_dies_takes_only_its_run_with_it(grid: Path, tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ FEW = ("--trials", 4, "--rounds", 2)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are played in this process."""
 
-    def play(runs: list[Path], workers: int, tell: Any) -> None:
+    def play(runs: list[Path], workers: int, report: Any) -> None:
         for path in runs:
-            pool._play_one(path, lambda *news: tell(pool.News(*news)))
+            pool._play_one(path, lambda *event: report(pool.Event(*event)))
 
     monkeypatch.setattr(pool, "play", play)
 
@@ -276,7 +276,7 @@ def test_runs_that_another_process_plays_are_told(
         patch.setattr("fedapa.config.experiment.execute", execute)
         answer = fedapa("tune", small, "--method", "local", *FEW, "--out", "out")
     assert answer.code == 1
-    assert "4 trials are not finished: another process is at their runs" in answer.err
+    assert "4 trials are not finished: another process has their runs" in answer.err
     assert fedapa("resume", "out").code == 0
 
 
@@ -340,8 +340,8 @@ def test_optuna_killed_between_two_batches_goes_on_with_the_same_trials(
     assert len(settings(whole)) == 16
     played = pool.play
 
-    def cut(runs: list[Path], workers: int, tell: Any) -> None:
-        played(runs[:3], workers, tell)
+    def cut(runs: list[Path], workers: int, report: Any) -> None:
+        played(runs[:3], workers, report)
         raise KeyboardInterrupt
 
     for _ in range(3):
@@ -371,7 +371,7 @@ def test_dry_run_writes_nothing(small: Path, fedapa: Call) -> None:
     ("words", "said"),
     [
         (("--allocations", "0,x"), "--allocations 0,x is not a list of seeds"),
-        (("--allocations", "0,1", "--seeds", "2"), "--seeds and --allocations say the same"),
+        (("--allocations", "0,1", "--seeds", "2"), "--seeds and --allocations mean the same"),
         (("--trials", "9", "--set-space", "training.lr=off"), "3 settings to try"),
         (("--space", "nowhere.toml"), "cannot read the search space nowhere.toml"),
         (("--trials", "0"), "--trials"),

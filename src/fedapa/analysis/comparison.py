@@ -146,7 +146,7 @@ def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> Attacked 
 
 
 def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
-    """How much better the honest clients are off than the same clients where nobody lies; below 0: worse."""
+    """How much better the honest clients are off than the same clients where nobody is malicious; below 0: worse."""
     for other in runs:
         if _setting(other) == _setting(run) and not other.attackers:
             met = level([run, other])

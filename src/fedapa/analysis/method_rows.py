@@ -38,12 +38,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What is left for honest clients where others lie."""
+    """What is left for honest clients where others are malicious."""
 
     attackers: int
     honest: float
-    points: float | None  # above or below the same run without liars
-    weight: float | None  # that honest rows of A give to liars, in the last round
+    points: float | None  # above or below the same run without an attack
+    weight: float | None  # that honest rows of A give to malicious clients, in the last round
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class ClientGain:
     seed: int
     client: int
     round: int
-    lies: bool | None  # None where nobody does
+    malicious: bool | None  # None where nobody is
     test_samples: int
     score: Score
     value: float
@@ -150,6 +150,6 @@ class ClientGain:
     def as_dict(self) -> dict[str, Any]:
         """The columns of the two values are called by the score and by the rival."""
         found = {name: getattr(self, name) for name in ("scenario", "method", "seed", "client", "round")}
-        found |= {} if self.lies is None else {"lies": self.lies}
+        found |= {} if self.malicious is None else {"malicious": self.malicious}
         values = {self.score.name: self.value, self.rival: self.rivals_value, "gain": self.gain}
         return {**found, "test_samples": self.test_samples, **values}

@@ -44,22 +44,33 @@ def gaps(run: RunResult, other: RunResult) -> Floats:
 
 def client_gains(runs: Sequence[RunResult], rival: str = LOCAL) -> list[ClientGain]:
     """Who gains and who loses against the rival, and by how many points, client by client, at the same round."""
-    somebody_lies = any(run.attackers for run in runs)
+    attacked = any(run.attackers for run in runs)
     return [
         row
         for run in runs
         if run.label != rival
         for pair in pairs([run], runs, rival)
-        for row in _clients(run, pair, rival, somebody_lies)
+        for row in _clients(run, pair, rival, attacked)
     ]
 
 
-def _clients(run: RunResult, pair: Pair, rival: str, somebody_lies: bool) -> Iterator[ClientGain]:
+def _clients(run: RunResult, pair: Pair, rival: str, attacked: bool) -> Iterator[ClientGain]:
     mine, other = pair
     found = zip(values(mine).tolist(), values(other).tolist(), gaps(mine, other).tolist(), strict=True)
     for client, (ours, theirs, gain) in enumerate(found):
-        lies = client in run.attackers if somebody_lies else None
+        malicious = client in run.attackers if attacked else None
         tested = int(run.counts[client, 1])
         yield ClientGain(
-            run.scenario, run.label, run.seed, client, mine.round, lies, tested, run.score, ours, rival, theirs, gain
+            run.scenario,
+            run.label,
+            run.seed,
+            client,
+            mine.round,
+            malicious,
+            tested,
+            run.score,
+            ours,
+            rival,
+            theirs,
+            gain,
         )

@@ -277,11 +277,11 @@ def _title(key: dict[str, Any]) -> str:
 
 
 def _attack(key: dict[str, Any]) -> str:
-    """How many clients lie, and how."""
+    """How many clients are malicious, and what they do."""
     if "attack.kind" not in key:
         return ""
     who, factor = key.get("attack.clients", 1), f" {key['attack.factor']:g}" if "attack.factor" in key else ""
-    return f"{len(who) if isinstance(who, list) else who} lie ({key['attack.kind']}{factor})"
+    return f"{len(who) if isinstance(who, list) else who} malicious ({key['attack.kind']}{factor})"
 
 
 def _distinct(titles: Sequence[str], keys: Sequence[dict[str, Any]]) -> list[str]:

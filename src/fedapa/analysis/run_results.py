@@ -52,7 +52,7 @@ class RunResult:
     seconds: float
     counts: Sums  # [M, 2] sum and count of the primary score in the last round, of the evaluated model
     partition: str
-    attackers: tuple[int, ...] = ()  # the clients that lie
+    attackers: tuple[int, ...] = ()  # the malicious clients
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
     provenance: Provenance = Provenance()
     account: str = ""  # JSON of the privacy account, where uploads are noised
@@ -73,7 +73,7 @@ class RunResult:
 
     @property
     def honest(self) -> npt.NDArray[np.bool_]:
-        """[M] the clients that count: those that do not lie, and have test samples."""
+        """[M] the clients that count: those that are not malicious and have test samples."""
         found: npt.NDArray[np.bool_] = ~np.isin(np.arange(len(self.counts)), self.attackers) & (self.counts[:, 1] > 0)
         return found
 
@@ -96,22 +96,22 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
         assert after is not None
         seen = [t for t, _ in _up_to(until, run_db.curve(db, about["evaluated"]))]
         totals = run_db.totals(db)
-        liars = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
+        malicious = tuple(json.loads(about["attack"])["clients"]) if "attack" in about else ()
         counts = run_db.client_sums(db, seen[-1], about["evaluated"])
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
-            counts, about["partition"], liars, _weight_on(liars, db, len(counts)), provenance.read(about),
+            counts, about["partition"], malicious, _weight_on(malicious, db, len(counts)), provenance.read(about),
             about.get("privacy", ""), tuple(seen), _overlap(about, folder, db), run_db.primary(db), folder,
         )  # fmt: skip
 
 
-def _weight_on(liars: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:
-    """The weight that a client's mixture gives to liars, mean over all who are not."""
-    if not liars:
+def _weight_on(malicious: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:
+    """The weight that a client's mixture gives to malicious clients: the mean over the honest clients."""
+    if not malicious:
         return ()
-    honest = [i for i in range(clients) if i not in liars]
-    found = [A[np.ix_(honest, liars)].sum(1).mean() for _, A in run_db.matrices(db, clients)]
+    honest = [i for i in range(clients) if i not in malicious]
+    found = [A[np.ix_(honest, malicious)].sum(1).mean() for _, A in run_db.matrices(db, clients)]
     return tuple(round(float(weight), 4) for weight in found)
 
 

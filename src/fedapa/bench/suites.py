@@ -35,11 +35,11 @@ def chosen(only: Sequence[str]) -> list[str]:
     return [name for name in SUITES if name in only or not only]
 
 
-def report(names: Sequence[str], how: How, tell: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+def report(names: Sequence[str], how: How, progress: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Facts of the machine, then every row of every suite."""
     facts, rows = machine(), []
     for name in names:
-        tell(name)
+        progress(name)
         rows += [row.as_dict() for row in SUITES[name](how)]
     if how.quick:  # tiny sizes show that it works, not how fast it is
         rows = [{**row, "holds": None} for row in rows]

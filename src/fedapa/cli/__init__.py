@@ -40,7 +40,7 @@ INTERRUPTED = 3
 
 
 class Lazy(click.Group):
-    """Verbs by name; the file behind a verb is imported when it is used, so that help needs no PyTorch."""
+    """Commands by name. The module of a command is imported when it is used, so that help needs no PyTorch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def explain(error: click.ClickException) -> None:
-    """A mistake in the words of the command line; no words at all get the help text."""
+    """A mistake on the command line; without arguments, the help text is shown."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         error.show()
         sys.exit(2)

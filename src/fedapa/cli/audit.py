@@ -11,14 +11,14 @@ from fedapa.cli import ui
 
 @click.command(short_help="Verify and show the audit log of a coordinator or a site")
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
-@click.option("--expect", metavar="HASH", help="A hash that was noted earlier: its line must still be there.")
+@click.option("--expect", metavar="HASH", help="A hash noted earlier: its line must still be in the log.")
 @click.option("--last", type=click.IntRange(0), default=20, show_default=True, help="Lines to show.")
 @ui.format_option
 def command(folder: Path, expect: str | None, last: int, form: str) -> None:
     """Check that no line of FOLDER's audit log was changed, removed or inserted, and show the last ones.
 
-    FOLDER is a coordinator's folder or a site's kit. Keep the printed hash somewhere else: with --expect it shows later
-    that the log up to there is still the same.
+    FOLDER is a coordinator's folder or a site's kit. Keep the printed hash somewhere else: with
+    --expect, it shows later that the log up to there is unchanged.
     """
     from fedapa.federation import audit_log
 
@@ -30,7 +30,7 @@ def command(folder: Path, expect: str | None, last: int, form: str) -> None:
     for row in rows:
         rest = {key: value for key, value in row.items() if key not in ("number", "at", "event", "before", "hash")}
         click.echo(f"{row['number']:6d} {row['at']} {row['event']} {_words(rest)}".rstrip())
-    click.echo(f"{head.number} lines, whole; the last has the hash {head.hash}")
+    click.echo(f"{head.number} lines, chain valid; the last has the hash {head.hash}")
 
 
 def _words(facts: dict[str, object]) -> str:

@@ -20,8 +20,8 @@ from fedapa.cli import ui
 def command(only: tuple[str, ...], listing: bool, quick: bool, rounds: int, out: Path | None, form: str) -> None:
     """Measure training, evaluation, whole runs, the server's step, memory and start-up.
 
-    Everything is compared side by side with the loop that everybody writes (DataLoader, autograd, torch.optim.SGD):
-    medians, with the lowest and the highest in brackets. The machine should be idle otherwise. Without the real images,
+    Everything is measured side by side with a plain PyTorch loop (DataLoader, autograd, torch.optim.SGD): medians, with
+    the lowest and the highest in brackets. The machine should be idle otherwise. Without the real images,
     random ones of the same shape are used. All suites together are kept as benchmarks/DATE.json, of which
     docs/make_performance.py makes docs/performance.md.
     """

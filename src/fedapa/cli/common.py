@@ -1,4 +1,4 @@
-"""From command-line words to a config, and from a config to finished runs."""
+"""From command-line arguments to a config, and from a config to finished runs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Interrupted(FedapaError):
 
 
 def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None) -> Config:
-    """A config with the command line's wishes on top, all checked together."""
+    """A config with the command line's changes applied, validated as a whole."""
     return load(source, changes_of(methods, seeds, changes, data_dir))
 
 
 def changes_of(
     methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
 ) -> list[str | Change]:
-    """The command line's wishes as changes of a config."""
+    """The command line's options as changes of a config."""
     extra: list[str | Change] = list(changes)
     if methods is not None:
         names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
@@ -65,21 +65,21 @@ def check_data(configs: Iterable[Config]) -> None:
 
 
 def prepare(wanted: Config, out: Path) -> list[Path]:
-    """The run folders of a config; whatever is wrong with it or with the data is found before anything is written."""
+    """Create the run folders of a config. Errors in it or in the data are raised before anything is written."""
     from fedapa.config.experiment import assemble, attack_of, lay_out, single
 
     check_writable(out)
     parts = assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
     for seed in wanted.seeds:
         if (attack := attack_of(wanted, parts.task.clients, seed)) is not None:
-            ui.say(f"note: clients lie: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
+            ui.say(f"note: malicious clients: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
     for method in wanted.methods:
         warn(wanted, method)
     return lay_out(wanted, out)
 
 
 def warn(wanted: Config, method: str) -> None:
-    """Before a run with noised uploads, or of a method that fits some models only: why it may learn nothing."""
+    """Warn before a run with noised uploads, or of a method that fits some models only, if it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.config.load import settings_of
     from fedapa.methods.catalogue import method_class
@@ -94,17 +94,17 @@ def warn(wanted: Config, method: str) -> None:
 
 
 def tell_refused(runs: Iterable[Path]) -> None:
-    """Uploads that the server refused: how many of whom, and the first reason."""
+    """Warn of uploads that the server refused: how many, from how many clients, and the first reason."""
     from fedapa.store.run_folder import refusals
 
     for run in runs:
-        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is told elsewhere
+        with suppress(FedapaError):  # a run.db that cannot be read has an error of its own, which is reported elsewhere
             if (found := refusals(run)) is not None:
                 ui.say(f"warning: {run.name}: {found}")
 
 
 def default_out(source: str) -> Path:
-    """runs/NAME-TIME, with a number behind it where two start in the same second."""
+    """runs/NAME-TIME, with a number appended if two start in the same second."""
     base = RUNS / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, k = base, 1
     while path.exists():
@@ -137,14 +137,14 @@ Play = Callable[[Path, Callable[[Any], None]], object]
 def execute_all(
     runs: Sequence[Path], out: Path, form: str, play: Play | None = None, again: str = "fedapa resume"
 ) -> None:
-    """Play every run that is not finished and compare them; one that fails does not stop the others.
+    """Run everything that is not finished and compare the runs; a failed run does not stop the others.
 
-    ``play`` plays one of them, in this process unless another way is given.
+    ``play`` executes one run, by default in this process.
     """
     failed = play_all(runs, out, play, again)
     tell_refused(runs)
     if len(failed) < len(runs):
-        print_comparison(out, form)  # also where some failed: the others are done
+        print_comparison(out, form)  # also if some failed: the others are done
     if failed:
         raise summed_up(failed, len(runs), out)
 
@@ -152,7 +152,7 @@ def execute_all(
 def play_all(
     runs: Sequence[Path], out: Path, play: Play | None = None, again: str = "fedapa resume"
 ) -> list[tuple[Path, FedapaError]]:
-    """Play every run that is not finished; which ones failed, and why."""
+    """Execute every run that is not finished; returns which ones failed, and why."""
     from fedapa.config.experiment import execute, read_config, unfinished
     from fedapa.store.run_folder import rounds_done
 
@@ -183,7 +183,7 @@ def play_all(
 
 
 def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) -> FedapaError:
-    """One error for all runs that failed, each reason told once."""
+    """One error for all runs that failed, each reason once."""
     reasons = list(dict.fromkeys(error.message for _, error in failed))
     listed = [f"{', '.join(run.name for run, e in failed if e.message == reason)}: {reason}" for reason in reasons]
     kind = InputError if all(isinstance(error, InputError) for _, error in failed) else RunError
@@ -222,7 +222,7 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
     ranks = standings.ranks(rows)
     if form == "json":
         whole: dict[str, Any] = {} if ranks is None else {"ranks": ranks._asdict()}
-        whole |= {"privacy": told} if (told := result_sets.protection(runs)) else {}
+        whole |= {"privacy": lines} if (lines := result_sets.protection(runs)) else {}
         ui.dump({"methods": [row.as_dict() for row in rows], **whole, "runs": result_sets.as_dicts(runs)})
     elif form == "csv":
         click.echo(comparison_formats.as_csv([comparison_formats.flat(row) for row in rows]), nl=False)
@@ -289,7 +289,7 @@ def _doubts(rows: Sequence[MethodRow], rival: str) -> str:
 
 
 def _gain(row: MethodRow) -> str:
-    """Points with the p of the paired test; the round where that is not the last of the plan."""
+    """The gain in points with the p of the paired test, and its round unless that is the last one planned."""
     if (gain := row.gain) is None:
         return "–"
     where = "" if gain.round == row.rounds_planned else f" at round {gain.round}"
@@ -312,7 +312,7 @@ def _readable(row: MethodRow, rival: str) -> dict[str, Any]:
     if (attacked := row.attacked) is not None:
         shown[f"honest {what}"] = score.number(attacked.honest)
         shown["by attack"] = score.number(attacked.points, signed=True)
-        shown["weight on liars %"] = "–" if attacked.weight is None else f"{100 * attacked.weight:.1f}"
+        shown["weight on malicious %"] = "–" if attacked.weight is None else f"{100 * attacked.weight:.1f}"
     shown[f"worst client {what}"] = score.number(row.worst_client)
     shown["gain/equal/lose"] = "–" if row.gain is None else "/".join(map(str, row.gain.clients))
     shown[f"vs {rival}"] = _gain(row)

@@ -1,4 +1,4 @@
-"""A comparison for other programs: CSV with every number, a LaTeX table for a paper."""
+"""Comparisons as CSV with every number, and as a LaTeX table."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from fedapa.cli import ui
+from fedapa.errors import InputError
 
 HOME = Path("coordinator")
 folder_option = click.option(
@@ -24,6 +25,16 @@ folder_option = click.option(
 )
 
 
+def _renamed_to(new: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """A callback for the old name of an option."""
+
+    def refuse(context: click.Context, option: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise InputError(f"no option {option.opts[0]} any more", f"renamed to {new}")
+
+    return refuse
+
+
 @click.group(short_help="Coordinate real sites: enrol them, run a config with them")
 def command() -> None:
     """Coordinate a federation of real sites over Flower: certificates, who may take part, runs."""
@@ -31,21 +42,32 @@ def command() -> None:
 
 @command.command()
 @folder_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Name or address under which sites reach it.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Its name or address, as sites see it.")
 @click.option("--name", "names", multiple=True, help="Further names or addresses for its certificate.")
 @click.option("--port", default=9091, show_default=True, type=click.IntRange(1, 65535), help="SuperLink, local only.")
 @click.option(
-    "--door", default=9443, show_default=True, type=click.IntRange(0, 65535), help="Proxy for sites; 0: none."
+    "--proxy-port",
+    default=9443,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Reverse proxy for sites; 0: no proxy, all sites are on this machine.",
 )
+@click.option("--door", hidden=True, expose_value=False, callback=_renamed_to("--proxy-port"))
 @click.option("--ca-cert", type=click.Path(dir_okay=False, path_type=Path), help="Your own authority, PEM.")
 @click.option("--ca-key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, PEM; read once, not kept.")
 def init(
-    home: Path, host: str, names: tuple[str, ...], port: int, door: int, ca_cert: Path | None, ca_key: Path | None
+    home: Path,
+    host: str,
+    names: tuple[str, ...],
+    port: int,
+    proxy_port: int,
+    ca_cert: Path | None,
+    ca_key: Path | None,
 ) -> None:
-    """Make a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
+    """Create a coordinator: authority, certificate, registry of sites, and the proxy's configuration."""
     registry = _registry()
-    made = registry.create(home, registry.Settings(host, port, door), list(names), ca_cert, ca_key)
-    if door:
+    made = registry.create(home, registry.Settings(host, port, proxy_port), list(names), ca_cert, ca_key)
+    if proxy_port:
         from fedapa.transports.flower import reverse_proxy
 
         reverse_proxy.write(made)
@@ -58,12 +80,12 @@ def init(
 @click.option("--kit", type=click.Path(path_type=Path), help="Folder for the kit; default kits/NAME.")
 @click.option("--public-key", type=click.Path(dir_okay=False, path_type=Path), help="The site's own key (site key).")
 @click.option(
-    "--share", type=click.IntRange(0), help="Which share of a config's data is the site's; default: the next."
+    "--share", type=click.IntRange(0), help="Which part of a partitioned data set is the site's; default: the next."
 )
 def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, share: int | None) -> None:
-    """Enrol the site NAME and make its kit: name, key, authority, address. Carry the kit there by a safe way.
+    """Enrol the site NAME and create its kit: name, key, authority, address. Transfer the kit over a secure channel.
 
-    Once it has joined, it takes part in new runs, and in those that are going from their next round on.
+    Once it has joined, the site takes part in new runs, and in current runs from their next round on.
     """
     coordinator = _registry().Coordinator(home)
     kit = kit or Path("kits") / name
@@ -76,7 +98,7 @@ def add_site(name: str, home: Path, kit: Path | None, public_key: Path | None, s
 @click.argument("name")
 @folder_option
 def remove_site(name: str, home: Path) -> None:
-    """Revoke the site NAME: its key is refused from now on, and runs go on without it from their next round."""
+    """Revoke the site NAME: its key is refused from now on, and runs continue without it from their next round."""
     coordinator = _registry().Coordinator(home)
     coordinator.remove(name)
     _sync(coordinator)
@@ -85,16 +107,16 @@ def remove_site(name: str, home: Path) -> None:
 
 @command.command()
 @folder_option
-@click.option("--detach", is_flag=True, help="In the background; `coordinator stop` ends it.")
+@click.option("--detach", is_flag=True, help="Run in the background; `coordinator stop` ends it.")
 def start(home: Path, detach: bool) -> None:
-    """Start the SuperLink and the door, and keep them running. In the foreground, as a service manager wants it."""
+    """Start the SuperLink and the reverse proxy and keep them running, in the foreground as service managers expect."""
     coordinator = _registry().Coordinator(home)
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
 
     supervisor = server_supervisor.coordinator_processes(coordinator)
     if processes.running(supervisor.pid) is not None:
-        ui.say("it runs already")
+        ui.say("already running")
         return
     if detach:
         command = processes.python("fedapa.cli", "coordinator", "start", "--dir", str(home))
@@ -110,7 +132,7 @@ def start(home: Path, detach: bool) -> None:
 @command.command()
 @folder_option
 def stop(home: Path) -> None:
-    """Stop the SuperLink and the door. Runs wait for their return; sites try again until they are back."""
+    """Stop the SuperLink and the reverse proxy. Runs and sites wait until they are back."""
     _registry().Coordinator(home)
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
@@ -133,7 +155,7 @@ def status(home: Path, runs: Path | None, form: str) -> None:
         ui.dump(found)
         return
     state = "up" if found["up"] else "down"
-    click.echo(f"SuperLink {state} at {coordinator.address}, sites come in at {coordinator.fleet_address}")
+    click.echo(f"SuperLink {state} at {coordinator.address}, sites connect to {coordinator.fleet_address}")
     for row in found["alarms"]:
         click.echo(f"ALARM {row['at']} {row['site']}: {row['text']}")
     ui.show(found["sites"], form, title="sites")
@@ -178,7 +200,6 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
     """Continue all unfinished runs of FOLDER (default: the latest under ./runs), bit for bit as if never stopped."""
     coordinator = _registry().Coordinator(home)
     from fedapa.cli import common
-    from fedapa.errors import InputError
     from fedapa.store.run_folder import runs_under
 
     folder = folder or common.newest_out()
@@ -193,7 +214,7 @@ def resume(folder: Path | None, home: Path, form: str) -> None:
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
 @folder_option
 def release(name: str, folder: Path, home: Path) -> None:
-    """Let the site NAME out of quarantine in the stopped run FOLDER; it goes on from its last accepted state."""
+    """Release the site NAME from quarantine in the stopped run FOLDER. It continues from its last accepted state."""
     _registry().Coordinator(home)
     from fedapa.federation import overview
 
@@ -221,7 +242,7 @@ def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
 
 
 def _registry() -> Any:
-    """The coordinator's parts, or one line on how to get them."""
+    """The registry module, or an error that says how to install it."""
     require_flower()
     from fedapa.federation import registry
 
@@ -232,13 +253,11 @@ def require_flower() -> None:
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:
-        from fedapa.errors import InputError
-
         raise InputError("real federations need Flower, which is not installed", "pip install 'fedapa[flower]'")
 
 
 def _sync(coordinator: Any) -> None:
-    """Tell a running SuperLink; one that is down is told when it starts."""
+    """Update a running SuperLink; one that is down is updated when it starts."""
     from fedapa.federation import processes
     from fedapa.transports.flower import server_supervisor
 
@@ -288,5 +307,5 @@ def _wait(ready: Callable[[], bool], seconds: float, hint: str) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
-            raise RunError(f"it is not up after {seconds:.0f} s", hint)
+            raise RunError(f"not up after {seconds:.0f} s", hint)
         time.sleep(0.3)

@@ -12,7 +12,7 @@ import click
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def command(preset: str, file: Path, force: bool) -> None:
-    """Write the shipped PRESET to FILE, complete with every default, ready to be changed and run."""
+    """Write the shipped PRESET to FILE with every default, ready to be edited and run."""
     from fedapa.config import presets
     from fedapa.config.load import dump, load
     from fedapa.errors import InputError

@@ -58,10 +58,10 @@ def inspect(
     force: bool,
     form: str,
 ) -> None:
-    """Look at the data of one site (FILE) or several: rows, types, classes, missing values, and what looks wrong.
+    """Inspect the data of one site (FILE) or several: rows, types, classes, missing values, and likely mistakes.
 
-    A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine; what was
-    found is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
+    A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine. The
+    result is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
     """
     from fedapa.data.site_description import Sites
     from fedapa.errors import InputError
@@ -139,7 +139,7 @@ def _site_row(client: Any, schema: Any) -> dict[str, Any]:
 
 @command.command()
 @click.argument("source")
-@click.option("--rule", default="dirichlet", show_default=True, help="Rule that deals samples, or a saved partition.")
+@click.option("--rule", default="dirichlet", show_default=True, help="Partition rule, or a saved partition.")
 @click.option("--clients", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--alpha", type=float, help="Dirichlet concentration (dirichlet, quantity).")
@@ -161,7 +161,7 @@ def split(
     form: str,
     **parameters: Any,
 ) -> None:
-    """Deal the data set SOURCE to clients and show who got what."""
+    """Partition the data set SOURCE over clients and show what each client gets."""
     import json
 
     from fedapa.config.experiment import make_partition

@@ -12,7 +12,7 @@ from fedapa.cli import ui
 @click.command(short_help="Say what this installation can do")
 @ui.format_option
 def command(form: str) -> None:
-    """Check versions, engines, data sets and folders; says how to mend what is missing."""
+    """Check versions, engines, data sets and folders, and say how to fix what is missing."""
     ui.show([*_system(), *_engines(), *_extras(), *_data()], form)
 
 
@@ -59,8 +59,8 @@ def _extras() -> list[dict[str, Any]]:
         for name, (package, use) in extras.items()
     ]
     nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
-    door = "the door of a coordinator" if nginx else "only a coordinator needs it: apt-get install nginx-light"
-    return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": door}]
+    note = "a coordinator's reverse proxy" if nginx else "only a coordinator needs it: apt-get install nginx-light"
+    return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": note}]
 
 
 def _data() -> list[dict[str, Any]]:

@@ -13,12 +13,14 @@ from fedapa.cli import ui
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--client", required=True, metavar="NAME", help="The client's number or name.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/clients/NAME.")
-@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
-@click.option("--onnx", is_flag=True, help="Also model.onnx (needs the extra 'onnx').")
+@click.option(
+    "--deliver-anyway", "anyway", is_flag=True, help="Also export a model that predicts one class for all rows."
+)
+@click.option("--onnx", is_flag=True, help="Also write model.onnx (needs the extra 'onnx').")
 def command(run: Path, client: str, out: Path | None, anyway: bool, onnx: bool) -> None:
-    """Write the model that a client of the finished run RUN has in use, as OUT/site-model.
+    """Write a client's model of the finished run RUN to OUT/site-model.
 
-    The folder is all that `fedapa predict` needs.
+    `fedapa predict` needs nothing but that folder.
     """
     from fedapa.config.experiment import assemble, read_config
     from fedapa.errors import InputError

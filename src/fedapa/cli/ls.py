@@ -24,7 +24,7 @@ KINDS = ("methods", "recipes", "wrappers", "presets", "datasets", "models")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @ui.format_option
 def command(kind: str | None, form: str) -> None:
-    """List what is there: methods, recipes, wrappers, presets, datasets or models (all of them without a KIND)."""
+    """List methods, recipes, wrappers, presets, datasets or models; without a KIND, all of them."""
     lists = {
         "methods": _methods,
         "recipes": _recipes,

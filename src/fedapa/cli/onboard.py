@@ -14,17 +14,19 @@ from fedapa.cli import ui
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the new client; default that of its file.")
 @click.option("--rounds", type=click.IntRange(1), help="Visits; default as many as the run has rounds.")
-@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
+@click.option(
+    "--deliver-anyway", "anyway", is_flag=True, help="Also deliver a model that predicts one class for all rows."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default RUN/joined/NAME.")
 @ui.format_option
 def command(
     run: Path, file: Path, name: str | None, rounds: int | None, anyway: bool, out: Path | None, form: str
 ) -> None:
-    """Add a client with the data FILE to the run RUN, finished or going, without retraining the others.
+    """Add a client with the data FILE to the run RUN, finished or not, without retraining the others.
 
-    Compares three models on the new client's own test rows: trained alone, the mean of the others' models, and what
-    the federation makes of it by the rule of its method. The model goes to OUT/site-model, the server's state with
-    the new client to OUT/checkpoints; RUN stays as it is.
+    Compares three models on the new client's own test rows: trained alone, the mean of the others' models, and the one
+    that the run's method makes for it. That model goes to OUT/site-model, the server's state with the new client to
+    OUT/checkpoints. RUN is not changed.
     """
     from fedapa.config.experiment import read_config
     from fedapa.errors import InputError

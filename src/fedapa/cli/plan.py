@@ -55,7 +55,7 @@ def command(
         rows = [row | {"epsilon": a.short() if (a := accounts.get(row["method"])) else None} for row in rows]
     clients, attack = table(data), attack_of(wanted, len(data.clients), wanted.seeds[0])
     if attack is not None:
-        clients = [{**row, "lies": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
+        clients = [{**row, "attack": attack.kind if i in attack.clients else ""} for i, row in enumerate(clients)]
     if form == "json":
         found: dict[str, Any] = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
         found |= {} if attack is None else {"attack": attack._asdict()}
@@ -74,7 +74,7 @@ def command(
 
 
 def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account | None, list[str]]:
-    """What a method costs, what its noise protects, and why it may learn nothing."""
+    """The cost of a method, its privacy account, and reasons why it may learn nothing."""
     from fedapa.config.experiment import assemble, single
     from fedapa.core.tree import count_bytes
     from fedapa.methods.wrappers import account_of

@@ -17,7 +17,7 @@ from fedapa.cli import ui
 def command(model: Path, file: Path, out: Path | None, form: str) -> None:
     """Predict every row of FILE with the site-model folder MODEL: its line, the class, a probability per class.
 
-    FILE is a table with the columns that the model was trained on (no label needed, other columns are passed over),
+    FILE is a table with the columns that the model was trained on (no label needed, other columns are ignored),
     an .npz file with an array x, an image, or a folder of images.
     """
     from fedapa.errors import InputError

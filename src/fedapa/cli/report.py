@@ -17,7 +17,7 @@ from fedapa.cli import ui
 def command(folder: Path | None, out: Path | None, figures: Path | None, show: bool) -> None:
     """Make one self-contained HTML page about the runs of FOLDER (default: the latest under ./runs).
 
-    Runs may be finished or still going; those that failed or cannot be read are named. The page has a summary, tables
+    Runs may be finished or not; those that failed or cannot be read are named. The page has a summary, tables
     beside the paper's numbers, convergence, gains of every client over Local, FedAPA's weights, the partition, bytes,
     time, config, versions and citations; it needs no network and prints well.
     """

@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Run every method of CONFIG (a file or a preset) for every seed, one folder each, and compare them.
 
-    Ctrl-C, a crash or a power cut lose nothing: `fedapa resume` goes on after the last finished round.
+    After Ctrl-C, a crash or a power cut, `fedapa resume` continues after the last finished round.
     """
     from fedapa.cli import common
 

@@ -18,8 +18,12 @@ def command() -> None:
 @command.command()
 @click.argument("config")
 @ui.config_options
-@click.option("--deliver", metavar="METHOD", help="Whose models go to the sites; default fedapa, or the last method.")
-@click.option("--deliver-anyway", "anyway", is_flag=True, help="Also models that predict one class for all rows.")
+@click.option(
+    "--deliver", metavar="METHOD", help="Method whose models go to the sites; default fedapa, or the last method."
+)
+@click.option(
+    "--deliver-anyway", "anyway", is_flag=True, help="Also deliver models that predict one class for all rows."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.format_option
 def run(
@@ -33,11 +37,11 @@ def run(
     out: Path | None,
     form: str,
 ) -> None:
-    """Run every method of CONFIG on every split of the sites' data; the scores of every site.
+    """Run every method of CONFIG on every split of the sites' data and show the scores of every site.
 
     Every seed is another split. Intervals are 95 % confidence intervals over the splits, widened for the rows that
-    splits share. The models of the first split go to OUT/sites/NAME/site-model; one that says no more than the most
-    frequent class is not delivered. Cut off, the same command with the same --out goes on.
+    splits share. The models of the first split go to OUT/sites/NAME/site-model; a model that is no better than
+    the most frequent class is not delivered. The same command with the same --out resumes an interrupted one.
     """
     from fedapa.cli import common
     from fedapa.config.experiment import load_own
@@ -95,7 +99,7 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     for reason in refused.values():
         ui.say(f"warning: {reason}; --deliver-anyway writes it all the same")
     models = f"; models of {chosen}: {out}/sites/*/site-model" if delivered else ""
-    ui.say(f"all numbers: {out}/silo_scores.json; runs: {out}{models}")
+    ui.say(f"all numbers: {out}/silo.json; runs: {out}{models}")
 
 
 def _readable(row: dict[str, Any], measures: list[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fedapa.cli.site_dry_run import dry_run
 
 @click.group(short_help="What a site does: see what would leave it, take part")
 def command() -> None:
-    """What one site does: see what would leave it before anything does, join a real federation, leave it."""
+    """Commands for a site: see what would leave it, join a real federation, leave it."""
 
 
 for verb in (dry_run, joined.key, joined.join, joined.status, joined.prune, joined.leave):

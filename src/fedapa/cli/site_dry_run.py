@@ -13,7 +13,7 @@ from fedapa.cli import ui
 @click.command("dry-run", short_help="List every tensor that would leave")
 @click.argument("config")
 @click.option("--method", default="fedapa", show_default=True)
-@click.option("--site", metavar="NAME", help="Which site, where the config has several.")
+@click.option("--site", metavar="NAME", help="Which site, if the config has several.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: --set run.rounds=10.")
 @click.option("--data-dir", type=click.Path(file_okay=False), help="Folder of the data files.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="wire.json", show_default=True)
@@ -21,17 +21,17 @@ from fedapa.cli import ui
 def dry_run(
     config: str, method: str, site: str | None, changes: tuple[str, ...], data_dir: str | None, out: Path, form: str
 ) -> None:
-    """Play one round of the site of CONFIG without any network and list every tensor that would leave it.
+    """Run one round of the site of CONFIG without any network and list every tensor that would leave it.
 
-    The list is written to wire.json with every setting of method, model and training; a client that joins a federation
-    refuses to send anything else, and a run that differs in a setting. Also says how good the site is on its own.
+    The list is written to wire.json with every setting of method, model and training. A client that joins with it
+    sends nothing else, and refuses a run with any other setting. Also shows how good the site is on its own.
     """
     from fedapa.cli import common
     from fedapa.federation import manifest
     from fedapa.site.dry_run import dry_run as play
 
     if out.exists():
-        manifest.read(out)  # replaced only if it is what was written
+        manifest.read(out)  # only a file that a dry run wrote is replaced
     wanted = common.read(config, method, None, changes, data_dir)
     with ui.progress() as bar:
         task = bar.add_task("training alone", total=wanted.run.rounds, note="")
@@ -39,15 +39,15 @@ def dry_run(
     manifest.write(out, found.wire)
     if form == "json":
         scores = {name: interval._asdict() for name, interval in found.alone.items()}
-        told = {"privacy": found.privacy, "warnings": found.warnings}
-        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **told})
+        notes = {"privacy": found.privacy, "warnings": found.warnings}
+        ui.dump({"wire": found.wire, "sees": found.sees, "alone": scores, **notes})
         return
     _show(found, form)
     ui.say(f"written to {out}; a client that joins with it sends nothing else")
 
 
 def _show(found: Any, form: str) -> None:
-    from fedapa.site.model_card import told as _told
+    from fedapa.site.model_card import score_text
 
     unique = {str(row): row for message in found.wire["up"] for row in message}
     rows = [
@@ -66,5 +66,5 @@ def _show(found: Any, form: str) -> None:
         click.echo(f"privacy: {line}")
     for line in found.warnings:
         ui.say(f"warning: {found.method}: {line}")
-    told = ", ".join(_told(measure, found.alone[measure.name]) for measure in found.measures)
-    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: {told}")
+    scores = ", ".join(score_text(measure, found.alone[measure.name]) for measure in found.measures)
+    click.echo(f"alone, {found.rows[0]} train and {found.rows[1]} test rows: {scores}")

@@ -33,18 +33,20 @@ def key(folder: Path) -> None:
 @click.command()
 @kit_argument
 @click.option(
-    "--data", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="A config here whose [data] counts."
+    "--data",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Config that describes this site's data.",
 )
-@click.option("--share", type=click.IntRange(0), help="Which share of the data is this site's.")
+@click.option("--share", type=click.IntRange(0), help="Which part of a partitioned data set is this site's.")
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
 @click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
-@click.option("--detach", is_flag=True, help="In the background; `site leave` ends it.")
+@click.option("--detach", is_flag=True, help="Run in the background; `site leave` ends it.")
 def join(
     kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], limits: tuple[str, ...], detach: bool
 ) -> None:
-    """Take part with the folder KIT: talk to the coordinator, train here, keep this site's states here.
+    """Join the federation with the folder KIT: answer the coordinator, train here, keep this site's states here.
 
-    What --data, --share, --allow-model and --limit say is kept beside that folder, in KIT.settings.toml.
+    --data, --share, --allow-model and --limit are saved beside that folder, in KIT.settings.toml.
     """
     require_flower()
     from fedapa.errors import InputError
@@ -73,7 +75,7 @@ def join(
 @kit_argument
 @ui.format_option
 def status(kit: Path, form: str) -> None:
-    """What this site is doing: running or not, last run and round, what went wrong, the states it keeps."""
+    """Show whether this site is running, its last run and round, its last error, and the states it keeps."""
     require_flower()
     from fedapa.federation import processes
     from fedapa.federation import site_status as noted
@@ -99,10 +101,10 @@ def status(kit: Path, form: str) -> None:
 
 @click.command()
 @kit_argument
-@click.option("--days", type=click.FloatRange(0), default=90.0, show_default=True, help="How long nothing was written.")
+@click.option("--days", type=click.FloatRange(0), default=90.0, show_default=True, help="Days without a write.")
 @click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
 def prune(kit: Path, days: float, yes: bool) -> None:
-    """Remove the states of old runs; the newest stays. Its models are gone then, and such a run cannot go on here."""
+    """Remove the states of old runs, except the newest. Their models are lost, and those runs cannot continue here."""
     require_flower()
     import shutil
 
@@ -119,7 +121,7 @@ def prune(kit: Path, days: float, yes: bool) -> None:
 @click.command()
 @kit_argument
 def leave(kit: Path) -> None:
-    """Stop taking part. States and kit stay; `site join` comes back to where it was."""
+    """Stop taking part. States and kit stay, and `site join` continues from there."""
     require_flower()
     from fedapa.federation import audit_log, processes
     from fedapa.federation.kit import read_kit

@@ -14,18 +14,20 @@ from fedapa.cli import ui
 @click.command(short_help="Run many runs over all cores, scenario by scenario")
 @click.argument("configs", metavar="CONFIG...", nargs=-1, required=True)
 @ui.config_options
-@click.option("--only", default="*", metavar="PATTERN", help="Only runs whose SCENARIO/METHOD-seedN matches it.")
+@click.option(
+    "--only", default="*", metavar="PATTERN", help="Only runs whose SCENARIO/METHOD-seedN matches this pattern."
+)
 @click.option(
     "--skip-collected",
     "files",
     multiple=True,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Leave out runs that a file of results has; may be given again.",
+    help="Skip runs that are in this results file; may be given again.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
-@click.option("--dry-run", is_flag=True, help="List the runs and what they will take, and stop.")
+@click.option("--dry-run", is_flag=True, help="List the runs and their expected time, and stop.")
 @ui.comparison_option
 def command(
     configs: tuple[str, ...],
@@ -42,13 +44,13 @@ def command(
 ) -> None:
     """Run every scenario, method and seed of the CONFIGs, several at a time, each on one core, longest first.
 
-    A CONFIG is what `fedapa run` takes, or has tables [scenario.NAME] whose keys lie on top of the rest. The runs are
-    in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/runner.db and OUT/results.json. The same command again
-    goes on where a killed sweep stopped, and so does `fedapa resume OUT`; finished runs are never repeated, failed ones
-    do not stop the others, and several sweeps may work in one folder.
+    A CONFIG is what `fedapa run` takes, or has tables [scenario.NAME] whose keys override the rest. The runs are
+    in OUT/SCENARIO/METHOD-seedN, their states and results in OUT/sweep.db and OUT/results.json. The same command
+    resumes a killed sweep, and so does `fedapa resume OUT`. Finished runs are never repeated, failed ones do not stop
+    the others, and several sweeps may work in one folder.
 
     A run is collected if a FILE has one of the same scenario, method, seed, config hash, allocation and numerics
-    version: long experiments go on from committed results on another machine.
+    version. So long experiments can continue from committed results on another machine.
     """
     from fedapa.cli import common
     from fedapa.config.grid import load_scenarios
@@ -71,7 +73,7 @@ def command(
 
 
 def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
-    """Play the runs with a bar over all of them, then compare; failures are told at the end."""
+    """Execute the runs with a progress bar, then compare them; failures are listed at the end."""
     from fedapa.cli import common
     from fedapa.errors import RunError
     from fedapa.rounds.transport import available_cores
@@ -80,13 +82,13 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
     with ui.progress() as bar:
         whole = bar.add_task("all runs", total=None, note="")
 
-        def tell(now: runner.Progress) -> None:
+        def show(now: runner.Progress) -> None:
             note = f"{now.finished}/{now.runs} runs"
             bar.update(whole, total=round(now.whole), completed=round(now.done), note=note)
-            tell_of_one(bar, now.news)
+            show_failure(bar, now.event)
 
         try:
-            failed = runner.play(out, paths, jobs or available_cores(), tell)
+            failed = runner.play(out, paths, jobs or available_cores(), show)
         except KeyboardInterrupt:
             again = f"`fedapa resume {shlex.quote(str(out))}` goes on"
             raise common.Interrupted("interrupted", again) from None
@@ -100,6 +102,6 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
         raise RunError(f"{len(failed)} of {len(paths)} runs failed:{listed}", again)
 
 
-def tell_of_one(bar: Any, news: Any) -> None:
-    if news is not None and news.what == "failed" and not bar.disable:
-        bar.console.print(f"failed {news.path.name}: {news.text}", style="red", markup=False)
+def show_failure(bar: Any, event: Any) -> None:
+    if event is not None and event.what == "failed" and not bar.disable:
+        bar.console.print(f"failed {event.path.name}: {event.text}", style="red", markup=False)

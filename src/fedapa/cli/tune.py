@@ -20,13 +20,13 @@ Row = dict[str, Any]
 @click.command(short_help="Choose hyper-parameters on held-out train data")
 @click.argument("config")
 @ui.config_options
-@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Of every method.")
+@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Trials of every method.")
 @click.option("--search", type=click.Choice(["random", "optuna"]), default="random", show_default=True)
 @click.option("--space", "file", type=click.Path(path_type=Path), help="TOML file of search spaces.")
 @click.option("--set-space", "words", multiple=True, metavar="NAME=RANGE", help="'ditto.lam=log:0.01..10', or off.")
-@click.option("--rounds", type=click.IntRange(1), help="Of a trial; default the config's.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of a trial; default the config's.")
 @click.option("--allocations", metavar="0,1", help="Seeds to try every setting on; default the config's.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the trials.")
 @click.option("--dry-run", is_flag=True, help="Show what would be searched, and stop.")
@@ -49,16 +49,16 @@ def command(
     dry_run: bool,
     form: str,
 ) -> None:
-    """Try settings of every method of CONFIG on train data that is held out, and write the best into OUT/tuned.toml.
+    """Try settings of every method of CONFIG on held-out train data, and write the best to OUT/tuned.toml.
 
-    Every method gets the same number of trials, allocations and rounds; its default settings are trial 0. The learning
-    rate and the local epochs are searched for all methods, Local too, and what a method declares beside its
-    hyper-parameters (docs/start-researcher.md). The score of a trial is the primary score (accuracy, RMSE) on held-out
-    data of the model that the method is evaluated by, mean of the last five rounds and of the allocations; test data
-    plays no part.
+    Every method gets the same number of trials, allocations and rounds; trial 0 is its default settings. The search
+    covers the learning rate and the local epochs of all methods, Local too, and the hyper-parameters for which a method
+    declares a range (docs/start-researcher.md). The score of a trial is the primary score (accuracy, RMSE) on held-out
+    data of the model that the method is evaluated by: the mean over the last five rounds and the allocations. Test data
+    is not used.
 
-    A killed tuning goes on by the same command or by `fedapa resume OUT`, and more --trials may be asked for later. A
-    trial that fails is kept with its reason and stops no other. Trials are in OUT/tune.json and OUT/trials.csv;
+    The same command or `fedapa resume OUT` resumes a killed tuning, also with more --trials. A trial that fails is kept
+    with its reason and stops no other. Trials are in OUT/tune.json and OUT/trials.csv;
     `fedapa run OUT/tuned.toml` runs the tuned methods with the validation share and the rounds of CONFIG.
     """
     from fedapa.cli import common
@@ -89,7 +89,7 @@ def _seeds(allocations: str | None, seeds: int | None) -> list[Any]:
     if allocations is None:
         return []
     if seeds is not None:
-        raise InputError("--seeds and --allocations say the same", "take one of them out")
+        raise InputError("--seeds and --allocations mean the same", "give one of them")
     try:
         found = [int(word) for word in allocations.split(",")]
     except ValueError:
@@ -105,9 +105,9 @@ def budget(plan: Plan) -> str:
 
 
 def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
-    """Play the trials with a bar over all of them, then show them; those that failed are told at the end."""
+    """Execute the trials with a progress bar, then show them; those that failed are listed at the end."""
     from fedapa.cli import common
-    from fedapa.cli.sweep import tell_of_one
+    from fedapa.cli.sweep import show_failure
     from fedapa.errors import RunError
     from fedapa.rounds.transport import available_cores
     from fedapa.tune import tuning
@@ -117,12 +117,12 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
     with ui.progress() as bar:
         whole = bar.add_task("all trials", total=None, note="")
 
-        def tell(now: tuning.Progress) -> None:
+        def show_progress(now: tuning.Progress) -> None:
             bar.update(whole, total=now.whole, completed=now.done, note=f"{now.finished}/{now.runs} runs")
-            tell_of_one(bar, now.news)
+            show_failure(bar, now.event)
 
         try:
-            plan, rows = tuning.tune(plan, out, jobs or available_cores(), tell)
+            plan, rows = tuning.tune(plan, out, jobs or available_cores(), show_progress)
         except KeyboardInterrupt:
             raise common.Interrupted("interrupted", f"{again} goes on") from None
     _show(plan, rows, form)
@@ -131,7 +131,7 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
         if row.state == "failed":
             ui.say(f"failed: {row.method} trial {row.trial}: {row.reason}")
     if unfinished := sum(row.state == "unfinished" for row in rows):
-        raise RunError(f"{unfinished} trials are not finished: another process is at their runs", f"{again} goes on")
+        raise RunError(f"{unfinished} trials are not finished: another process has their runs", f"{again} goes on")
     if without := [name for name in plan.methods if name not in tuning.best(rows)]:
         raise RunError(f"no trial of {', '.join(without)} finished", f"{again} tries failed trials again")
     ui.say(f"`fedapa run {shlex.quote(str(out / tuning.TUNED))}` runs the chosen settings")

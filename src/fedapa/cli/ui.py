@@ -39,7 +39,7 @@ def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | No
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row.get(key)) for key in columns))
-    width = None if sys.stdout.isatty() else 1000  # a pipe has room for what the table needs
+    width = None if sys.stdout.isatty() else 1000  # a pipe has no width limit
     Console(width=width, highlight=False, markup=False).print(table)
 
 

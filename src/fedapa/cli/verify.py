@@ -16,7 +16,7 @@ from fedapa.cli import ui
 def command(target: str, objective: str, form: str) -> None:
     """Run every law on TARGET: a Python file that defines methods, or the name of a shipped method.
 
-    Prints which law broke, with the numbers that show it. Exit code 1 if any did.
+    Prints which law failed, with the numbers that show it. Exit code 1 if any did.
     """
     from fedapa.errors import RunError
     from fedapa.methods.catalogue import is_known, make

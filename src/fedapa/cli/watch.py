@@ -29,11 +29,11 @@ TRIED = 20  # ports after the usual one, where that is taken
 def command(
     folder: Path | None, show: bool, tui: bool, host: str, port: int | None, token: str | None, coordinator: Path | None
 ) -> None:
-    """Watch the runs of FOLDER (default: the latest under ./runs) as they go, or look at them when they are over.
+    """Watch the runs of FOLDER (default: the latest under ./runs) live, or view finished ones.
 
-    FOLDER is a run, a folder of runs, a sweep or the runs of a federation. Nothing is ever written to it. The page is
-    for you on this machine alone, as far as the system tells users apart (Linux does), unless --host or --token say
-    otherwise; then everybody needs the token in the address that is printed. Ctrl-C ends it.
+    FOLDER is a run, a folder of runs, a sweep or the runs of a federation. Nothing is ever written to it. By default
+    only you can open the page, and only on this machine (on Linux; elsewhere every local user can). With --host or
+    --token, everybody needs the token in the printed address. Ctrl-C ends it.
     """
     from fedapa.cli import common
 

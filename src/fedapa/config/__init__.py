@@ -1,1 +1,1 @@
-"""What a user writes in a TOML file: checked on the way in, complete on the way out."""
+"""Configs in TOML: validated when read, complete when written."""

@@ -1,4 +1,4 @@
-"""From a config to runs: one folder per method and seed, each with a config that names just that one."""
+"""From a config to runs: one folder per method and seed, each with the config of that run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fedapa.training.objective import Objective, Target, make_objective
 from fedapa.training.settings import Engine, Training
 from fedapa.training.task import Task
 
-# Keys without a say in the numbers; the engine has one in the last digits, and a run says which it was.
+# Keys that do not change numbers. The engine changes last digits only, and a run records it.
 ASIDE = {
     "data": ("data_dir",),
     "sites": ("schema_file",),
@@ -50,7 +50,7 @@ SITES = TypeAdapter(Sites)
 
 
 class Parts(NamedTuple):
-    """A config of one method and one seed, put together."""
+    """The parts of a run: what a config of one method and one seed describes."""
 
     method: Method
     task: Task
@@ -70,10 +70,10 @@ def run_names(config: Config) -> dict[str, tuple[str, int]]:
 
 
 def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
-    """The run folders of a config, made before the first run starts, so that resume knows of all of them."""
+    """Create the run folders of a config before the first run starts, so that resume finds all of them."""
     config = anchored(config)
     wanted = {out / name: dump(single(config, *one)) for name, one in run_names(config).items() if chosen(name)}
-    for path, text in wanted.items():  # nothing is made if one of them cannot be
+    for path, text in wanted.items():  # no folder is created if one of them is refused
         folders.check_free(path, text)
     for path, text in wanted.items():
         folders.create(path, text)
@@ -100,20 +100,20 @@ def read_config(folder: Path) -> Config:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}", "restore it, or run again in a new folder") from None
     if (len(config.methods), len(config.seeds)) != (1, 1):
-        raise InputError(f"{path} names several runs", "`fedapa run` takes such a file; a run folder is one of them")
+        raise InputError(f"{path} names several runs", "expected one method and one seed; use `fedapa run`")
     return config
 
 
 def config_hash(config: Config) -> str:
-    """Of all that changes the numbers of a single-method config, but for its seed: allocations share it."""
+    """A hash of all settings of a single-method config that change numbers, except the seed."""
     return provenance.digest(what_counts(config))
 
 
 def what_counts(config: Config) -> dict[str, Any]:
-    """Every setting that is not a default. Where files lie, and what runs it, does not count.
+    """Every setting that is not a default, except paths and engine.
 
     Defaults are left out, so that a new key changes no hash; a new default of an old key raises the numerics version.
-    Of files only the names are here: their content is in the fingerprint of the allocation.
+    Files are listed by name; the fingerprint of the allocation covers their content.
     """
     kept = {"data", "sites", "model", "objective", "run", "attack"}
     found = config.model_dump(mode="json", include=kept, exclude_defaults=True)
@@ -131,7 +131,7 @@ def what_counts(config: Config) -> dict[str, Any]:
 
 
 def _changed(settings: Training | Method) -> dict[str, Any]:
-    """What differs from the defaults of its class, by name; a wrapped method inside its wrapper."""
+    """The settings that differ from the class defaults, by name; those of a wrapped method inside its wrapper's."""
     found = {f.name: value for f in fields(settings) if (value := getattr(settings, f.name)) != f.default}
     plain = {name: _changed(value) if isinstance(value, Method) else value for name, value in found.items()}
     return {"is": type(settings).__name__, **plain}
@@ -175,7 +175,7 @@ def method_from(config: Config, name: str) -> Method:
 
 
 def attack_of(config: Config, clients: int, seed: int) -> Attack | None:
-    """Who lies in the run of a seed, and how."""
+    """The malicious clients in the run of a seed, and what they do."""
     if (wanted := config.attack) is None:
         return None
     factor = FACTORS[wanted.kind] if wanted.factor is None else wanted.factor
@@ -188,7 +188,7 @@ def execute(
     started: Callable[[Parts], None] | None = None,
     workers: int | None = None,
 ) -> Result:
-    """Run, or continue, what a run folder's config says; other ``workers`` than the config's change no number."""
+    """Run or resume a run folder. ``workers`` overrides the config's and changes no number."""
     config = read_config(folder)
     parts = assemble(config, kept_engine(config.run.engine, folder))
     if started is not None:
@@ -212,7 +212,7 @@ def execute(
 
 
 def load_data(config: Config, seed: int) -> Federated:
-    """The federated data of one allocation; the seed decides who gets what, unless data.seed does."""
+    """The federated data of one allocation, drawn by the seed unless data.seed is set."""
     if config.sites is not None:
         return load_own(config, seed).data
     found = _load_data(config.data.model_dump_json(), seed if config.data.seed is None else config.data.seed)
@@ -227,14 +227,14 @@ def objective_of(config: Config, classes: int) -> Objective:
 
 
 def load_own(config: Config, seed: int) -> Own:
-    """Data of the config's own sites; the seed decides which rows test."""
+    """The data of the config's own sites; the seed decides which rows are test rows."""
     if config.sites is None:
         raise InputError("this config has no section [sites]", "`fedapa data inspect FILE --label COLUMN` writes one")
     return _load_own(SITES.dump_json(config.sites), config.data.data_dir, seed, target_of(config))
 
 
 def target_of(config: Config) -> Target:
-    """What the label column of own sites is; classes, unless an objective says otherwise."""
+    """What the label column of own sites holds: classes, unless the objective predicts numbers."""
     return "class" if config.objective.name == "auto" else objective_of(config, 0).target
 
 
@@ -258,7 +258,7 @@ def _load_data(text: str, seed: int) -> Federated:
 
 
 def make_partition(rule: str, dataset: Dataset, clients: int, seed: int, parameters: dict[str, float]) -> Partition:
-    """Deal by a rule, or load a saved partition."""
+    """Partition by a rule, or load a saved partition."""
     if rule.endswith(".npz"):
         return partition_file.load(Path(rule))
     return rules.split(rule, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)

@@ -1,4 +1,4 @@
-"""A file of several scenarios: what [scenario.NAME] says lies on top of what the file says for all."""
+"""A file of several scenarios: the keys of [scenario.NAME] override those that the file sets for all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedapa.errors import InputError
 
 
 def load_scenarios(source: str, changes: Iterable[str | Change] = ()) -> dict[str, Config]:
-    """A config per scenario, by name; a file without scenarios is one that has no name."""
+    """A config per scenario, by name; a file without scenarios is one scenario with an empty name."""
     text, name, raw = parse(source)
     changes = list(changes)
     overlays = raw.pop("scenario", {"": {}})
@@ -22,7 +22,7 @@ def load_scenarios(source: str, changes: Iterable[str | Change] = ()) -> dict[st
     found = {}
     for label, overlay in overlays.items():
         if label and not re.fullmatch(r"\w[\w.+-]*", label):
-            hint = "its folder is called like it: use letters, digits, - and _"
+            hint = "it names a folder: use letters, digits, - and _"
             raise InputError(f"{name}: {label!r} cannot name a scenario", hint)
         where = f"{name}, scenario {label}" if label else name
         merged = laid_over(deepcopy(raw), deepcopy(overlay))

@@ -28,7 +28,7 @@ NO_TABLE = ("model_type", "dataclass_type")
 
 
 class Change(NamedTuple):
-    """A key with another value than the file's, and the words of the command line that ask for it."""
+    """A key, its new value, and the command-line argument that sets it."""
 
     said: str
     path: Path_
@@ -49,13 +49,13 @@ def parse(source: str) -> tuple[str, str, dict[str, Any]]:
     try:
         return text, name, tomllib.loads(text)
     except RecursionError:
-        raise InputError(f"{name}: nested too deeply", "write fewer brackets inside each other") from None
+        raise InputError(f"{name}: nested too deeply", "nest fewer brackets") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{name}: not valid TOML: {error}", "see https://toml.io for the syntax") from None
 
 
 def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, str]:
-    """Change ``raw`` in place; returns the words that asked for each change."""
+    """Change ``raw`` in place; returns the argument behind each change."""
     origin: dict[Path_, str] = {}
     for change in changes:
         said, path, value = _change(change) if isinstance(change, str) else change
@@ -65,7 +65,7 @@ def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, s
 
 
 def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: Mapping[Path_, str] = {}) -> Config:
-    """The validated config; every mistake becomes one error that points at its place."""
+    """The validated config; an error points at the place of the first mistake."""
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
@@ -76,7 +76,7 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
     _check_attack(config, text, name, origin)
     _check_objective(config, text, name, origin)
     if config.sites is not None and raw.get("data", {}).keys() - {"data_dir"}:
-        hint = "take one of the two out; [sites] is for data of your own"
+        hint = "remove one of them; [sites] is for your own data"
         raise _located(text, name, origin, ("data",), "[data] and [sites] exclude each other", hint)
     return config
 
@@ -164,7 +164,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
     for method in config.method:
         if not re.fullmatch(r"\w[\w.+@-]*", method):
-            hint = "its run folder is called like it: use letters, digits, - and _"
+            hint = "it names a folder: use letters, digits, - and _"
             raise _located(text, name, origin, ("method", method), f"{method!r} cannot name a method", hint)
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
@@ -195,7 +195,7 @@ def _check_training(config: Config, method: str, text: str, name: str, origin: M
 
 
 def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
-    """Of sites of one's own the number is known when their files are read."""
+    """Check the number of clients; that of own sites is known only when their files are read."""
     if config.attack is None or config.sites is not None:
         return
     from fedapa.methods.malicious import attackers
@@ -207,7 +207,7 @@ def _check_attack(config: Config, text: str, name: str, origin: Mapping[Path_, s
 
 
 def _check_objective(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
-    """Own code is imported when a run is put together; here the names and settings of known objectives are checked."""
+    """Check the names and settings of known objectives; own code is imported when a run is assembled."""
     wanted = config.objective
     if plugins.is_own(wanted.name):
         return

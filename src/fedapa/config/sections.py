@@ -1,6 +1,6 @@
 """The shape of a config: every key, its type, its range and its default. Unknown keys are errors.
 
-Sections that other parts use as they are stand with those parts: Training, Sites, SitePolicy, AttackSettings.
+Training, Sites, SitePolicy and AttackSettings are defined beside the code that uses them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Section(BaseModel):
 class DataConfig(Section):
     source: str = Field("digits", description="data set: see `fedapa ls datasets`")
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
-    partition: str = Field("dirichlet", description="rule that deals samples to clients, or a saved partition (.npz)")
+    partition: str = Field("dirichlet", description="partition rule, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")
     alpha: float | None = Field(None, gt=0, description="Dirichlet concentration (dirichlet, quantity)")
     classes_per_client: int | None = Field(
         None, ge=1, description="classes at every client (pathological, random-classes)"
     )
-    seed: Seed | None = Field(None, description="decides who gets what; without it, the run's own seed does")
+    seed: Seed | None = Field(None, description="seed of the partition; default: the run's own seed")
     min_train: int | None = Field(None, ge=0, description="train sets must be larger than this")
     min_test: int | None = Field(None, ge=0, description="test sets must be larger than this")
-    max_redraws: int | None = Field(None, ge=0, description="how often to draw again before giving up")
+    max_redraws: int | None = Field(None, ge=0, description="redraws before giving up")
     validation: float = Field(0.0, ge=0, lt=1, description="share of every train set held out to select a round")
 
     def rule_parameters(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class ModelConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What models are trained for and judged by; further keys are settings of the objective."""
+    """Loss and scores; further keys are settings of the objective."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -67,9 +67,9 @@ class RunConfig(Section):
     schedule: RunSchedule = Plan.schedule
     evaluate_every: EvaluateEvery = Plan.evaluate_every
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; the last is always kept")
-    mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server live in a mapped file")
+    mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server are kept in memory-mapped files")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
-    engine: Engine = Field("auto", description="what runs the training steps")
+    engine: Engine = Field("auto", description="engine of the training steps")
 
 
 class Config(Section):

@@ -1,4 +1,4 @@
-"""Which example belongs to whom.
+"""Data sets and how they are partitioned over clients.
 
 `load` a data set, `split` it, `federate` both; or bring your own with `from_arrays`. Names are looked up on
 first use, so that importing this package loads neither torch nor scikit-learn nor matplotlib.

@@ -1,4 +1,4 @@
-"""Arrays from an .npz file that anybody may have written: no pickle, no decompression bomb, one kind of error."""
+"""Arrays from an untrusted .npz file: no pickle, no decompression bomb, one kind of error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What a data set is: its arrays, its description for a listing, and what all readers of files share.
 
-Every reader is told how many samples the file must hold and accepts nothing else, so that a truncated,
-half-downloaded or foreign file can never pass for data.
+Every reader checks the number of samples in a file, so that a truncated, half-downloaded or foreign file is refused.
 """
 
 from __future__ import annotations
@@ -22,26 +21,28 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
     Labels = npt.NDArray[np.int64]
-    Examples = tuple[Bytes, Labels]
+    Samples = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    Targets = Labels | npt.NDArray[np.float32]
+    Examples = tuple[Samples, Targets]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as stored, one byte per pixel; mean and std apply to x / 255."""
+    """Images as stored, one byte per pixel, mean and std apply to x / 255; or rows of floats."""
 
     name: str
-    x_train: Bytes  # [n, channels, height, width]
-    y_train: Labels  # [n]
-    x_test: Bytes
-    y_test: Labels
-    classes: int
+    x_train: Samples  # [n, channels, height, width], or [n, columns]
+    y_train: Targets  # [n] classes, or numbers
+    x_test: Samples
+    y_test: Targets
+    classes: int  # 0: numbers
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 class Layout(NamedTuple):
-    """One way in which a data set may lie on disk; a data set of sites needs no ``read``."""
+    """One layout of a data set on disk; a data set of sites needs no ``read``."""
 
     folder: str  # below the data folder, or absolute
     train: tuple[str, ...]
@@ -62,7 +63,7 @@ class SourceInfo:
     layouts: tuple[Layout, ...] = ()
     downloads: tuple[Download, ...] = ()
     examples: Callable[[], tuple[Examples, Examples]] | None = None  # train and test set that come with a library
-    sites: tuple[str, ...] = ()  # a data set that comes dealt to clients: their names
+    sites: tuple[str, ...] = ()  # names of the clients, if the data set comes partitioned
     describe: Callable[[Sites, Path], Sites] | None = None  # the files of these sites in their folder
 
     @property

@@ -1,4 +1,4 @@
-"""Get a file from its official place, check its hash, unpack it. The only module that touches the network."""
+"""Download a file from its official location, check its hash, unpack it. The only module that touches the network."""
 
 import sys
 import tarfile

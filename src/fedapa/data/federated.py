@@ -1,4 +1,4 @@
-"""Data in the hands of clients: tensors per client, from a data set and a partition or from own arrays."""
+"""Federated data: tensors per client, from a data set and a partition, or from own arrays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _with_numbers(client: ClientData) -> ClientData:
 
 
 def target_sums(y: Tensor) -> tuple[float, float, float]:
-    """Count, sum and sum of squares: all that a site tells of its targets where they are scaled for all."""
+    """Count, sum and sum of squares: all that a site sends about its targets when the scaling is shared."""
     values = y.double()
     return float(len(values)), float(values.sum()), float(values.square().sum())
 
@@ -92,7 +92,7 @@ def target_scale(sums: Sequence[tuple[float, float, float]]) -> tuple[float, flo
 
 
 def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, seed: int = 0) -> Federated:
-    """Hand every client its samples, a share of the train part set aside for validation if asked for.
+    """Give every client its samples, with a share of the train part set aside for validation if requested.
 
     The fingerprint is that of the index lists: the partition's own if nothing is set aside.
     """
@@ -161,7 +161,7 @@ def strata(y_train: npt.NDArray[Any], y_test: npt.NDArray[Any], bins: int = 10) 
     return train, test
 
 
-def set_aside(y: Index, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def set_aside(y: npt.NDArray[Any], share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Mask of a share of the samples: evenly spaced in a shuffled list sorted by class.
 
     Every class then loses its share to within one sample. Train keeps at least one sample, and
@@ -396,7 +396,7 @@ def _content_fingerprint(data: Sequence[ClientData]) -> str:
 
 
 def warnings(fed: Federated) -> list[str]:
-    """One line for every oddity: a client of one class, test samples of classes that it never trains on."""
+    """Warnings: a client with one class, test samples of classes that a client never trains on."""
     return [line for client in fed.clients for line in _oddities(client)]
 
 

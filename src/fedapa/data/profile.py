@@ -1,4 +1,4 @@
-"""Is a table fit to learn from? Types, missing values, classes, and what a careful reader would ask about."""
+"""Profile of a table: types, missing values, classes, and warnings about suspicious columns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fedapa.data.splits import is_date
 from fedapa.data.tables import Cells, Table, as_number
 
-IDENTIFIER = 0.95  # share of different values from which a column of whole numbers or texts names its row
-PERFECT = 0.99  # how well one column alone tells the class before it must be asked how it can
+IDENTIFIER = 0.95  # share of distinct values from which a column of whole numbers or texts is an identifier
+PERFECT = 0.99  # how well one column alone predicts the class before it is reported as leakage
 RARE = 10  # rows of a class below which neither training nor testing means much
 PERSONAL = re.compile(
     r"(^|[^a-z])(name|surname|birth|dob|phone|email|mail|ssn|address|street|mrn|patient|id)($|[^a-z])"
@@ -38,7 +38,7 @@ class Profile(NamedTuple):
 
 
 def profile(table: Table, label: str, ignore: tuple[str, ...] = ()) -> Profile:
-    """Look at every column but those to ignore; nothing is changed and nothing leaves."""
+    """Profile every column except the ignored ones."""
     labels = table.column(label, "label column")
     classes = dict(sorted(Counter(str(cell) for cell in labels if cell is not None).items()))
     names = [name for name in table.columns if name != label and name not in ignore]
@@ -72,14 +72,14 @@ def _look(name: str, cells: Cells, labels: Cells) -> list[Warned]:
         return [Warned(name, "constant", f"column '{name}' is {value}")]
     odd = _odd_values(name, filled)
     if not odd and _is_identifier(name, filled):
-        return [Warned(name, "identifier", f"column '{name}' names its row or its person: leave it out")]
+        return [Warned(name, "identifier", f"column '{name}' identifies a row or a person: leave it out")]
     found = [*odd]
     gone = 1 - len(filled) / len(cells)
     if gone > 0.5:
         found.append(Warned(name, "missing", f"column '{name}' is missing in {100 * gone:.0f} % of the rows"))
     power = predictive_power(cells, labels)
     if power >= PERFECT:
-        text = f"column '{name}' alone tells the class ({100 * power:.1f} %): would it be known beforehand?"
+        text = f"column '{name}' alone predicts the class ({100 * power:.1f} %): is it known beforehand?"
         found.append(Warned(name, "leakage", text))
     return found
 
@@ -107,7 +107,7 @@ def _odd_values(name: str, filled: list[str]) -> list[Warned]:
 
 
 def predictive_power(cells: Cells, labels: Cells) -> float:
-    """How well one column alone tells the class: the better of ranks (numbers) and majorities (values), 0.5 to 1."""
+    """How well one column alone predicts the class: the better of ranks (numbers) and majorities (values), 0.5 to 1."""
     both = [(cell, label) for cell, label in zip(cells, labels, strict=True) if label is not None]
     classes = sorted({label for _, label in both})
     if len(classes) < 2 or len(both) < 20:

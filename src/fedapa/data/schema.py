@@ -1,4 +1,4 @@
-"""What a row of a table becomes as numbers: agreed by all sites, stored as JSON with every model.
+"""Schema: how a row of a table becomes numbers. All sites agree on it, and every model stores it as JSON.
 
 The *layout* (columns, kinds, levels, which columns get a missing-value indicator, classes) must be the same at all
 sites, or their models could not be mixed. The *scaling* (mean and standard deviation of every numeric column) is
@@ -136,7 +136,7 @@ def _is_numeric(name: str, tables: Mapping[str, Table]) -> bool:
             raise InputError(
                 f"site {site}, column '{name}': text '{value}' in line {line} of {tables[site].path.name}"
                 f"{where}{other}",
-                f'mend it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
+                f'fix it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
             )
     return True
 
@@ -157,7 +157,7 @@ def _share_of_numbers(cells: Cells) -> float:
 
 
 def sums(schema: Schema, table: Table) -> Floats:
-    """[numeric columns, 3]: count, sum and sum of squares; all that leaves a site where the scaling is agreed."""
+    """[numeric columns, 3]: count, sum and sum of squares; all that leaves a site when the scaling is shared."""
     rows = []
     for column in schema.columns:
         if column.kind == "number":

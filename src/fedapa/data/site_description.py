@@ -1,4 +1,4 @@
-"""Own data of several sites as a config describes it: files, columns, how to split and to scale; needs no torch."""
+"""The section [sites]: files, columns, split and scaling of own data; needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SplitRule = Literal["stratified", "group", "time"]
 
 
 def _by_name(value: Any) -> Any:
-    """A list of files stands for sites that are called like their files."""
+    """A list of files means sites that are named after their files."""
     if not isinstance(value, list) or not all(isinstance(file, str) for file in value):
         return value
     names = [Path(file).stem for file in value]
@@ -26,7 +26,7 @@ def _by_name(value: Any) -> Any:
 
 
 def _merged(value: Any) -> Any:
-    """A list of classes stands for classes that are called like their labels."""
+    """A list of labels means classes that are named after their labels."""
     if isinstance(value, list):
         return {str(label): [label] for label in value}
     return value
@@ -49,7 +49,7 @@ Size = Annotated[StrictInt, Field(ge=1, le=4096)]
 class Sites:
     """Where the data is and what its columns mean, one client per site: the section [sites].
 
-    It takes the place of [data], of which data_dir alone stays.
+    It replaces [data], except for data_dir.
     """
 
     __pydantic_config__ = TABLE
@@ -77,7 +77,7 @@ class Sites:
     encoding: Annotated[str, Field(description="of text files")] = "utf-8"
     image_column: Annotated[str | None, Field(description="column of image files, relative to the table")] = None
     image_size: Annotated[
-        tuple[Size, Size] | None, Field(description="[height, width] that all images are brought to")
+        tuple[Size, Size] | None, Field(description="[height, width] that all images are resized to")
     ] = None
     split: Annotated[SplitRule, Field(description="how test rows are chosen")] = "stratified"
     split_column: Annotated[str | None, Field(description="column to split by: group or time")] = None

@@ -38,7 +38,7 @@ def mode_of(file: Path) -> str:
 
 
 def read_images(files: Sequence[Path], mode: str, size: tuple[int, int] | None = None) -> Pixels:
-    """[n, channels, height, width]; all of one size, or all brought to (height, width)."""
+    """[n, channels, height, width]; all of one size, or all resized to (height, width)."""
     arrays: list[Pixels] = []
     for file in files:
         with _opened(file) as image:
@@ -49,7 +49,7 @@ def read_images(files: Sequence[Path], mode: str, size: tuple[int, int] | None =
             one, other = (f"{a.shape[1]}x{a.shape[0]}" for a in (arrays[0], array))
             raise InputError(
                 f"{file} has {other} pixels, {files[0].name} has {one}",
-                "bring all images to one size, or let it be done: image_size = [height, width]",
+                "resize the images, or set image_size = [height, width]",
             )
         arrays.append(array)
     stacked = np.stack(arrays)
@@ -66,7 +66,7 @@ def _opened(file: Path) -> Any:
         raise InputError(f"{file} does not exist", "are paths relative to the table's own folder?") from None
     except (*BROKEN, Image.DecompressionBombError) as error:
         reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise InputError(f"{file} is not a readable image ({reason})", "mend it or take it out") from None
+        raise InputError(f"{file} is not a readable image ({reason})", "fix it or remove it") from None
     return image
 
 

@@ -1,6 +1,6 @@
 """Own data of several sites: tables, images or arrays in files, one per site or one with a column of sites.
 
-`assemble` reads the files, agrees on a schema, splits every site's rows and hands out tensors; nothing is written.
+`assemble` reads the files, agrees on a schema, splits every site's rows and makes tensors; nothing is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEWEST_OF_A_CLASS = 2
 
 
 class Own(NamedTuple):
-    """Every site's tensors, the schema that each one's model needs, and what is worth knowing."""
+    """Every site's tensors, the schema that its model needs, and notes about the data."""
 
     data: Federated
     schemas: tuple[Schema, ...]
@@ -58,7 +58,7 @@ def assemble(
     agreed: Schema | None = None,
     target: Literal["class", "number"] = "class",
 ) -> Own:
-    """Everything from files to tensors; the seed decides which rows test, ``target`` what a label is."""
+    """From files to tensors; the seed decides which rows are test rows, ``target`` what a label is."""
     sites = described(sites, data_dir)
     materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
     notes = [note for _, site_notes in materials.values() for note in site_notes]
@@ -68,8 +68,8 @@ def assemble(
     tests = {}
     for name, material in found.items():
         x = _plain(schema, material)
-        tests[name], told = _test_mask(sites, name, x, codes[name], material, stream(seed, "test rows", name))
-        notes += told
+        tests[name], more = _test_mask(sites, name, x, codes[name], material, stream(seed, "test rows", name))
+        notes += more
     notes += _seen_elsewhere(schema, found, codes)
     fitted = _fitted(sites, schema, found, tests)
     data = _federated(sites, found, codes, tests, fitted, seed)
@@ -231,7 +231,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
             one, two = (list(m.x.shape[1:]) for m in (first, material) if m.x is not None)
             raise InputError(
                 f"site {other} has samples of shape {two}, site {name} of {one}",
-                "bring them to one size, or let it be done for images: image_size = [height, width]",
+                "make them one size; for images, set image_size = [height, width]",
             )
     return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode)
 
@@ -283,7 +283,7 @@ def _codes(name: str, schema: Schema, material: Material) -> Arrays:
         line = "" if material.rows is None else f" (line {material.rows.lines[odd[0]]} of {material.rows.path.name})"
         raise InputError(
             f"site {name}: label '{material.labels[odd[0]]}'{line} is none of the classes {', '.join(code)}",
-            "mend it, or name it in classes",
+            "fix it, or name it in classes",
         )
     return np.array([code[label] for label in material.labels], dtype=np.int64)
 
@@ -293,7 +293,7 @@ def _numbers(name: str, material: Material) -> Arrays:
     if None in found:
         k = found.index(None)
         line = "" if material.rows is None else f" (line {material.rows.lines[k]} of {material.rows.path.name})"
-        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is no number", "mend it, or drop the row")
+        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is not a number", "fix it, or drop the row")
     return np.array(found, dtype=np.float32)
 
 
@@ -312,7 +312,7 @@ def _plain(schema: Schema, material: Material) -> Arrays:
 def _test_mask(
     sites: Sites, name: str, x: Arrays, y: Arrays, material: Material, rng: np.random.Generator
 ) -> tuple[Mask, list[str]]:
-    """Which rows test, and what was found: copies of a test row in the train part would flatter every score."""
+    """Which rows are test rows, and notes about copies: a test row with a copy among train rows inflates scores."""
     bins = max(1, min(10, len(y) // 10))  # of numbers, which have no classes to be stratified by
     mask = test_rows(sites.split, strata(y, y, bins)[0], sites.test, rng, material.keys, f"site {name}")
     twins = equal_rows(x, y)

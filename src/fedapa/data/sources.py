@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def _listed() -> dict[str, SourceInfo]:
-    """Whatever the files of the folder ``datasets`` offer: small images before large ones, data of sites at the end."""
+    """Whatever the files of the folder ``datasets`` offer: small images before large ones, then tables, then sites."""
     modules = [import_module(f"{datasets.__name__}.{module.name}") for module in iter_modules(datasets.__path__)]
     found: list[SourceInfo] = [info for module in modules for info in module.DATASETS]
     return {info.name: info for info in sorted(found, key=_place)}
 
 
-def _place(info: SourceInfo) -> tuple[bool, int, int]:
-    return bool(info.sites), math.prod(info.shape), info.classes
+def _place(info: SourceInfo) -> tuple[bool, bool, int, int]:
+    return bool(info.sites), len(info.shape) < 3, math.prod(info.shape), info.classes
 
 
 SOURCES = _listed()
@@ -71,7 +71,7 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
 
 
 def is_present(name: str, data_dir: Path | None = None) -> bool:
-    """Are all files there? (Whether they are sound is known after reading them.)"""
+    """Are all files there? (Only reading shows whether they are valid.)"""
     info, base = source(name), data_folder(data_dir)
     return not info.layouts or any(not _missing(base, layout) for layout in info.layouts)
 
@@ -90,7 +90,7 @@ def _missing(base: Path, layout: Layout) -> list[str]:
 
 
 def _on_disk(folder: Path, file: str) -> Path:
-    """A .gz file may also lie there unpacked."""
+    """A .gz file may also be there unpacked."""
     packed, plain = folder / file, folder / file.removesuffix(".gz")
     return plain if plain.is_file() and not packed.is_file() else packed
 
@@ -108,6 +108,7 @@ def _not_found(info: SourceInfo, base: Path) -> InputError:
 
 
 def _dataset(info: SourceInfo, train: Examples, test: Examples) -> Dataset:
-    # 0.5 / 0.5 is what the released FedAPA code uses for every data set.
-    half = (0.5,) * info.shape[0]
-    return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=half, std=half)
+    """Bytes are scaled by 0.5 / 0.5, as the released FedAPA code does for every data set; floats are scaled already."""
+    centre, scale = (0.5, 0.5) if train[0].dtype == "uint8" else (0.0, 1.0)
+    mean, std = (centre,) * info.shape[0], (scale,) * info.shape[0]
+    return Dataset(info.name, *train, *test, info.classes, info.class_names, mean=mean, std=std)

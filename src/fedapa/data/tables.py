@@ -1,4 +1,4 @@
-"""Tables from CSV, TSV and Parquet files, every cell as text; what is wrong with a file is said with its line."""
+"""Tables from CSV, TSV and Parquet files, every cell as text; errors name the line."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _text(
 
 
 def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line where each begins; blank lines are passed over."""
+    """Rows with the line where each begins; blank lines are skipped."""
     line = 1
     try:
         for row in reader:

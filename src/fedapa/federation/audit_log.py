@@ -22,7 +22,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.store.atomic_io import write_json
 
 LOG, HEAD, LOCK = "audit.jsonl", "audit.head.json", ".audit.lock"
-START = "0" * 64  # what the first line names as the one before it
+START = "0" * 64  # the previous hash in the first line
 TAIL = 1 << 20  # bytes from the end in which the last line begins
 
 
@@ -68,14 +68,14 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def verify(folder: Path, expected: str | None = None) -> Head:
-    """The last line of a log whose chain is whole; an error that names the first line that does not fit.
+    """The last line of a log with a valid chain; otherwise an error that names the first line that does not fit.
 
     ``expected`` is a hash that was noted earlier: a line with it must be there.
     """
     path, head, seen = folder / LOG, Head(), [START]
     if not path.is_file():
         raise InputError(f"{folder} holds no {LOG}", "name a coordinator's folder or a site's kit")
-    whole = path.read_bytes().rpartition(b"\n")[0]  # what a killed process left half-written does not count
+    whole = path.read_bytes().rpartition(b"\n")[0]  # without a line that a killed process left half-written
     for number, line in enumerate(whole.splitlines(), 1):
         head = _next(path, number, line, head)
         seen.append(head.hash)
@@ -84,21 +84,21 @@ def verify(folder: Path, expected: str | None = None) -> Head:
     if not is_last or seen[noted.number] != noted.hash:
         raise InputError(f"{path} ends with line {head.number}, {HEAD} says {noted.number}", "lines were cut off")
     if expected is not None and expected not in seen:
-        raise InputError(f"{path} holds no line with the hash {expected[:64]}", "it was written anew since")
+        raise InputError(f"{path} holds no line with the hash {expected[:64]}", "the log was rewritten since")
     return head
 
 
 def _next(path: Path, number: int, line: bytes, before: Head) -> Head:
     try:
         row = json.loads(line)
-        kept, told = {key: value for key, value in row.items() if key != "hash"}, row["hash"]
-        sound = (row["number"], row["before"], told) == (number, before.hash, _hash(kept))
+        kept, stored = {key: value for key, value in row.items() if key != "hash"}, row["hash"]
+        sound = (row["number"], row["before"], stored) == (number, before.hash, _hash(kept))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
-        hint = "it was changed, or is damaged"
+        hint = "the log was changed or damaged"
         raise InputError(f"{path}, line {number} does not follow from the one before it", hint)
-    return Head(number, told)
+    return Head(number, stored)
 
 
 def _noted(folder: Path) -> Head:
@@ -106,11 +106,11 @@ def _noted(folder: Path) -> Head:
         found = json.loads((folder / HEAD).read_text(encoding="utf-8"))
         return Head(int(found["number"]), str(found["hash"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{folder / HEAD} cannot be read: {error}", "it was removed, or is damaged") from None
+        raise InputError(f"{folder / HEAD} cannot be read: {error}", "it was removed or damaged") from None
 
 
 def _last(path: Path) -> Head:
-    """From the end of the log. A line that a killed process left half-written is taken out: nobody was told of it."""
+    """Read from the end of the log. A line that a killed process left half-written is removed: nobody saw it."""
     if not path.is_file():
         return Head()
     with open(path, "r+b") as file:
@@ -125,7 +125,7 @@ def _last(path: Path) -> Head:
         row: dict[str, Any] = json.loads(lines[-1]) if lines else Head()._asdict()
         return Head(int(row["number"]), str(row["hash"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        hint = "`fedapa audit` says where; move it away to begin anew"
+        hint = "`fedapa audit` says where; move the log away to start a new one"
         raise RunError(f"{path} is damaged at its end", hint) from None
 
 

@@ -67,7 +67,7 @@ def write_agreement(folder: Path, agreement: Agreement) -> None:
 
 
 class Enrolment:
-    """The gate of a run with real sites."""
+    """The membership of a run with real sites."""
 
     def __init__(
         self, session: Session, members: Members, folder: Path, agreement: Agreement, is_open: bool = True
@@ -79,7 +79,7 @@ class Enrolment:
         self._answers: dict[str, Description] = {}  # by name
         self._refused: dict[str, float] = {}  # the start of the node that was turned away, by name
 
-    def knocking(self, round: int) -> list[Newcomer]:
+    def arrivals(self, round: int) -> list[Newcomer]:
         agreed = self.agreement
         if any(since > round for since in agreed.since):  # rounds that are played again: nobody else came then
             return self._joined(lambda since: since == round)
@@ -91,11 +91,11 @@ class Enrolment:
     def members(self, round: int) -> list[Newcomer]:
         return self._joined(lambda since: 0 < since < round)
 
-    def let_in(self, newcomer: Newcomer, round: int) -> None:
+    def admit(self, newcomer: Newcomer, round: int) -> None:
         if newcomer.name not in self.agreement.terms.names:
             self._agree(self.agreement.with_site(self._answers[newcomer.name], round))
 
-    def turn_away(self, newcomer: Newcomer) -> None:
+    def reject(self, newcomer: Newcomer) -> None:
         self._refused[newcomer.name] = self._started.get(newcomer.name, 0.0)
 
     def gone(self, round: int) -> frozenset[int]:

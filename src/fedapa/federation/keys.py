@@ -20,7 +20,7 @@ AUTHORITY_YEARS, SERVER_YEARS = 10, 2
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A file that nobody else can read, not even for a moment."""
+    """Write a file that only its owner can read, from its creation on."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -75,7 +75,7 @@ def make_server(certificate: Path, key: Path, authority: Path, authority_key: Pa
 
 
 def make_site_key(path: Path) -> str:
-    """A site's private key, written where nobody else can read it; answers its public half."""
+    """Write a site's private key, readable by its owner only; returns the public key."""
     own = ec.generate_private_key(ec.SECP384R1())
     kind, none = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_secret(path, own.private_bytes(serialization.Encoding.PEM, kind, none))
@@ -119,7 +119,9 @@ def _read_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, Any
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"the authority cannot be used: {error}", "give a PEM certificate and its open key") from None
+        raise InputError(
+            f"the authority cannot be used: {error}", "give a PEM certificate and its unencrypted key"
+        ) from None
 
 
 def _dated(years: int) -> x509.CertificateBuilder:

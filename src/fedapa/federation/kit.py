@@ -1,4 +1,4 @@
-"""A site's kit: the folder that it gets from the coordinator, with its name, its key and whom to talk to.
+"""A site's kit: the folder that the coordinator makes for it, with its name, its key and the coordinator's address.
 
 It is data. What a site does with whose rows is in its own settings, not here.
 """
@@ -16,7 +16,7 @@ from fedapa.errors import InputError
 from fedapa.store.atomic_io import write_atomically
 
 KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
-LOCAL = "local"  # folder of the certificate by which the site's own processes know each other
+LOCAL = "local"  # folder of the certificate that authenticates the site's own processes
 IGNORED = ("data", "models")  # of older kits: the site decides that (site_settings.py)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -24,8 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @dataclass(frozen=True)
 class Kit:
     name: str
-    coordinator: str  # host:port of the fleet's door
-    share: int = 0  # which share of the data is this site's, where a config deals it out
+    coordinator: str  # host:port under which sites reach it
+    share: int = 0  # which part of a partitioned data set is this site's
 
 
 def check_name(name: str) -> str:

@@ -31,9 +31,9 @@ from fedapa.store.checkpoint import write_json
 
 FORMAT = "fedapa-wire-2"
 NEW = "make a new dry run before you join"
-# Sections that are not pinned: whose data it is, and how the coordinator waits; the method is pinned as it resolves.
+# Sections that are not pinned: the data and the coordinator's timeouts. The method is pinned as resolved.
 NOT_PINNED = {"methods", "seeds", "method", "data", "sites", "federation", "attack"}
-# Every field of what a site says beside its tensors, in words.
+# A description of every field that a site sends beside its tensors.
 SAID = {
     "site": "the site's name",
     "fault": "why it cannot take part, or why a training failed, without values, columns or paths",
@@ -61,7 +61,7 @@ SAID = {
 
 
 def said() -> dict[str, dict[str, str]]:
-    """What this version of the site's code says beside its tensors, and when."""
+    """The fields that this version sends beside the tensors, and when."""
     when = {"once": Description, "every round": TrainReply}
     return {word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()}
 
@@ -130,7 +130,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A wire.json that nobody has touched since it was written."""
+    """Read a wire.json; one that was edited is refused."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -142,7 +142,7 @@ def read(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InputError(
-            f"{path} is no wire.json of this version", "delete it; fedapa site dry-run site.toml writes one"
+            f"{path} is not a wire.json of this version", "delete it; fedapa site dry-run site.toml writes one"
         )
     if found.get("seal") != seal(found):
         hint = "delete it and write a new one: fedapa site dry-run site.toml"
@@ -151,7 +151,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check(wire: Mapping[str, Any], method: str, up: Mapping[str, Tensor]) -> None:
-    """Refuse an upload that holds anything which is not listed; a client calls this before it sends."""
+    """Refuse an upload with anything that is not listed. A client calls this before it sends."""
     check_method(wire, method)
     faults = [_fault(up, message) for message in wire["up"]]
     if None not in faults:
@@ -161,11 +161,11 @@ def check(wire: Mapping[str, Any], method: str, up: Mapping[str, Tensor]) -> Non
 
 def check_method(wire: Mapping[str, Any], method: str) -> None:
     if wire["method"] != method:
-        raise Refused(f"the server plays {method}, this site agreed to {wire['method']}", NEW)
+        raise Refused(f"the server runs {method}, this site agreed to {wire['method']}", NEW)
 
 
 def check_terms(wire: Mapping[str, Any], config: Config) -> None:
-    """Refuse a run that differs from what the site agreed to in any setting, and code that says more than it did."""
+    """Refuse a run with any other setting than the site agreed to, and code that sends more fields."""
     check_method(wire, config.methods[0])
     if wire["said"] != said():
         raise Refused("this version says other things beside its tensors than wire.json lists", NEW)
@@ -176,7 +176,7 @@ def check_terms(wire: Mapping[str, Any], config: Config) -> None:
 
 
 def _fault(up: Mapping[str, Tensor], message: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why an upload is not this listed message."""
+    """Why an upload differs from this listed message; None if it does not."""
     allowed = {row["name"]: row for row in message}
     for name, leaf in up.items():
         if name not in allowed:

@@ -1,7 +1,7 @@
-"""What a coordinator asks a site, and what it answers: plain values beside the tensors, checked on both ends.
+"""Requests and replies between a coordinator and its sites: plain values beside the tensors, checked on both ends.
 
-Nothing here knows what carries a message. A transport turns an ``Outgoing`` into a message of its own, and gives back
-what came as an ``Incoming``.
+Messages do not depend on the transport. A transport sends an ``Outgoing`` as a message of its own, and returns a reply
+as an ``Incoming``.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FailureKind = Literal["away", "too large", "unreadable", "failed"]
 
 
 class Unsound(ValueError):
-    """A message that does not hold what it should; says why."""
+    """An invalid message, with the reason."""
 
 
-class Told(FedapaError):
-    """A fault whose words may leave the site: nothing of its rows, columns or folders is in them."""
+class Disclosed(FedapaError):
+    """An error whose text may be sent to the coordinator: it names no rows, columns or folders of the site."""
 
 
-class Refused(Told, InputError):
-    """A site will not do this, or not send this."""
+class Refused(Disclosed, InputError):
+    """The site refuses to do or to send this."""
 
 
 class Failure(NamedTuple):
@@ -57,12 +57,12 @@ class Outgoing(NamedTuple):
     kind: Literal["train", "query"]
     records: dict[str, dict[str, Any]]
     trees: dict[str, Tree]
-    seconds: float  # that it may be under way
+    seconds: float  # timeout
     group: str = ""
 
 
 class Incoming(Protocol):
-    """A reply, or why there is none. Its parts come from outside: whatever is wrong with one is an ``Unsound``."""
+    """A reply, or why there is none. Its parts are untrusted: an invalid one raises ``Unsound``."""
 
     @property
     def reply_to(self) -> str: ...
@@ -71,17 +71,17 @@ class Incoming(Protocol):
     def failure(self) -> Failure | None: ...
 
     def record(self, name: str) -> object:
-        """Plain values, still to be checked by ``read``."""
+        """Plain values, not checked yet: see ``read``."""
 
     def tree(self, name: str, most_bytes: float) -> Tree:
-        """Tensors whose names, dtypes, shapes and sizes were checked."""
+        """Tensors with checked names, dtypes, shapes and sizes."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all sites of a run agree on; travels with every request, so that a site needs no memory of its own."""
+    """What all sites of a run agree on. Every request carries it, so sites need not remember it."""
 
-    run: str  # names the run for good, across resumes
+    run: str  # id of the run, the same after a resume
     config: str  # TOML: one method, one seed
     names: list[str]  # the sites, in the order of their numbers
     sizes: list[int]  # their training samples
@@ -113,8 +113,8 @@ class TrainReply:
     run: str
     site: str
     round: int
-    fault: str  # why there is no sound upload; empty if there is one
-    trained: bool  # an upload is enclosed
+    fault: str  # why there is no valid upload; empty if there is one
+    trained: bool  # the reply has an upload
     digest: str  # of the state that the upload came from
     before: list[float]  # sum, count, and both on validation data, of every score of the objective; empty: none
     after: list[float]
@@ -124,7 +124,7 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class Question:
-    """What do you have for a run of this config?"""
+    """Asks a site what data it has for a run of this config."""
 
     site: str
     config: str
@@ -156,7 +156,7 @@ def plain(text: object, most: int = 200) -> str:
 
 
 def digest_of(text: str) -> str:
-    """Names a config in logs, at the coordinator and at every site alike."""
+    """Identifies a config in logs; the same at the coordinator and at every site."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -165,9 +165,9 @@ def write(message: Any) -> dict[str, Any]:
 
 
 def read(kind: type[T], record: object) -> T:
-    """The message in a record from anywhere: every field there, of its type, and of sensible size."""
+    """Parse an untrusted record: every field must be there, of its type, and of sensible size."""
     if not isinstance(record, Mapping):
-        raise Unsound("it holds no answer")
+        raise Unsound("the reply is empty")
     hints = get_type_hints(kind)
     names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     if names != set(record):
@@ -180,10 +180,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     inner = {list[int]: int, list[str]: str, list[float]: float}.get(hint)
     if inner is not None:
         if not isinstance(value, list) or len(value) > LONGEST_LIST:
-            raise Unsound(f"its field {name} is no list")
+            raise Unsound(f"its field {name} is not a list")
         return [_checked(name, item, inner) for item in value]
     if type(value) is not hint:
-        raise Unsound(f"its field {name} is of another type")
+        raise Unsound(f"its field {name} has the wrong type")
     if (hint is float and not math.isfinite(value)) or (hint is str and len(value) > LONGEST_TEXT):
         raise Unsound(f"its field {name} is out of range")
     return value

@@ -1,4 +1,4 @@
-"""How a federation stands: its sites and its runs, read from the registry, the SuperLink and the run folders."""
+"""Status of a federation: its sites and its runs, from the registry, the SuperLink and the run folders."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def overview(coordinator: Coordinator, runs: Path | None, online: Mapping[int, s
         for site in coordinator.sites()
     ]
     alarms = [row for row in audit_log.read(coordinator.folder) if row.get("event") == "alarm"][-SHOWN:]
-    told = {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
-    return {**told, "alarms": [{key: plain(row.get(key, "")) for key in ("at", "site", "text")} for row in alarms]}
+    found = {"up": online is not None, "sites": sites, "runs": about, "events": events[-SHOWN:]}
+    return {**found, "alarms": [{key: plain(row.get(key, "")) for key in ("at", "site", "text")} for row in alarms]}
 
 
 def _moved(path: Path) -> Counter[str]:
@@ -104,8 +104,8 @@ def release(path: Path, name: str) -> None:
     agreement = read_agreement(path)
     found = checkpoint.newest(path / "checkpoints")
     if agreement is None or found is None or name not in agreement.terms.names:
-        raise InputError(f"{path} is no run with a site called {name!r}", "`fedapa coordinator status RUNS` lists them")
-    keeper = run_folder.RunFolder(path, 1)  # nobody else may be at work on it
+        raise InputError(f"{path} has no site called {name!r}", "`fedapa coordinator status RUNS` lists them")
+    keeper = run_folder.RunFolder(path, 1)  # no other process may use it now
     try:
         i = agreement.terms.names.index(name)
         if i >= len(found.records):

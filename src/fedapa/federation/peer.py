@@ -1,4 +1,4 @@
-"""Which user is at the other end of a connection on this machine, as far as the system tells (Linux does)."""
+"""Which local user is at the other end of a connection; works on Linux, which shows the owner of a socket."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def can_tell() -> bool:
 
 
 def is_ours(peer: Address, own: Address) -> bool:
-    """Does the socket at ``peer`` that is connected to ``own`` belong to this user or to root? Where the system does
-    not tell, everybody on this machine is believed."""
+    """Does the socket at ``peer`` that is connected to ``own`` belong to this user or to root? Where the
+    system does not show it, every local user is trusted."""
     return not can_tell() or owner(peer, own) in (os.geteuid(), ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Long-lived processes: what starts them, what keeps them running, how they are found again and stopped."""
+"""Long-lived processes: start them, keep them running, find them again and stop them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "PYTHONSAFEPATH": "1",  # for the children's children, too: no module is taken from the working folder
+    "PYTHONSAFEPATH": "1",  # inherited by grandchildren: no module is imported from the working folder
 }
 LARGEST_LOG = 10 * 2**20  # bytes; the log before it is kept as well
 SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
@@ -33,7 +33,7 @@ SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
 
 @dataclass
 class Child:
-    """One process that must run. ``patient``: its early ends are expected, and not worth a growing pause."""
+    """One process that must run. ``patient``: early exits are expected, so the pause before a restart does not grow."""
 
     name: str
     command: Sequence[str]
@@ -61,7 +61,7 @@ class Child:
         self.starts += 1
 
     def look(self) -> None:
-        """Start it again where it ended; slower if it does so often."""
+        """Restart it if it ended; after a longer pause if that happens often."""
         if self.process is None:
             if time.monotonic() - self.ended >= self.pause:
                 self.start()
@@ -80,14 +80,14 @@ class Child:
 
 
 def _prepared() -> None:
-    """A killed supervisor leaves nobody behind (Linux)."""
+    """Children end with a killed supervisor (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 @dataclass
 class Supervisor:
-    """Keeps its children running until it is told to stop."""
+    """Keeps its children running until it is stopped."""
 
     children: list[Child]
     pid: Path
@@ -119,19 +119,19 @@ class Supervisor:
 
 
 def claim(path: Path) -> IO[str]:
-    """Be the only one behind a pid file, as long as the answer is open: of two that start at once, one is refused."""
+    """Lock a pid file until the returned file is closed. Of two processes that start at once, one is refused."""
     lock = open(path.with_suffix(".lock"), "w", encoding="utf-8")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise InputError(f"it runs already, as process {running(path) or '?'}", "stop that one first") from None
+        raise InputError(f"already running as process {running(path) or '?'}", "stop that one first") from None
     path.write_text(f"{os.getpid()} {_started(os.getpid())}")
     return lock
 
 
 def rotate(log: Path) -> None:
-    """Keep the last of a log that has grown large. Whoever writes it appends, so it can be emptied under its hands."""
+    """Keep the end of a log that has grown large. Its writers append, so it can be truncated while they run."""
     with suppress(OSError):
         if log.stat().st_size > LARGEST_LOG:
             shutil.copyfile(log, log.with_suffix(".log.1"))
@@ -139,7 +139,7 @@ def rotate(log: Path) -> None:
 
 
 def running(path: Path) -> int | None:
-    """The process behind a pid file, unless it has ended; a number that now belongs to another one does not count."""
+    """The running process of a pid file, else None. A pid that was reused by another process does not count."""
     with suppress(OSError, ValueError):
         number, started = path.read_text().split()
         if _started(int(number)) == started:
@@ -154,7 +154,7 @@ def _started(pid: int) -> str:
 
 
 def stop(path: Path, seconds: float = 30.0) -> bool:
-    """Stop what a pid file names; False if nothing ran."""
+    """Stop the process of a pid file; False if it was not running."""
     pid = running(path)
     if pid is None:
         return False
@@ -172,13 +172,13 @@ def python(module: str, *words: str) -> list[str]:
 
 
 def flower(function: str, *words: str) -> list[str]:
-    """One of Flower's own programs, of this very installation."""
+    """One of Flower's own programs, from this installation."""
     module, _, name = function.partition(":")
     return [sys.executable, "-P", "-c", f"from {module} import {name}; {name}()", *words]
 
 
 def options(**values: object) -> list[str]:
-    """Words of a command line: ``options(port=1, verbose=True)`` is ``--port 1 --verbose``."""
+    """Command-line arguments: ``options(port=1, verbose=True)`` is ``--port 1 --verbose``."""
     words = []
     for name, value in values.items():
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

@@ -1,4 +1,4 @@
-"""The coordinator's folder: its authority and certificate, who may take part under which name, and the door's rules."""
+"""The coordinator's folder: its authority and certificate, the enrolled sites and their keys, and the settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
+OLD_NAMES = {"door": "proxy_port"}  # folders made by earlier versions
 
 
 @dataclass(frozen=True)
 class Settings:
-    host: str = "127.0.0.1"  # under which sites reach this machine
+    host: str = "127.0.0.1"  # name or address of this machine, as sites see it
     port: int = 9091  # of the SuperLink, on this machine only
-    door: int = 9443  # of the proxy that sites reach; 0: there is none, all sites are on this machine
+    proxy_port: int = 9443  # of the reverse proxy that sites reach; 0: no proxy, all sites are on this machine
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Enrolled:
     share: int
     node: int = 0  # Flower's number for the key; 0: not yet known to the SuperLink
     added: str = ""
-    removed: str = ""  # when; empty while it belongs to the federation
+    removed: str = ""  # time; empty while the site is a member
 
 
 class Coordinator:
@@ -49,10 +50,11 @@ class Coordinator:
         self.folder = folder
         path = folder / SETTINGS
         try:
-            self.settings = Settings(**tomllib.loads(path.read_text(encoding="utf-8")))
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            self.settings = Settings(**{OLD_NAMES.get(key, key): value for key, value in found.items()})
         except OSError as error:
             hint = "`fedapa coordinator init` makes one; --dir names another"
-            raise InputError(f"{folder} is no coordinator: {path.name}: {error.strerror}", hint) from None
+            raise InputError(f"{folder} is not a coordinator's folder: {path.name}: {error.strerror}", hint) from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}", "restore it from a copy") from None
 
@@ -82,7 +84,7 @@ class Coordinator:
         return self.folder / "superlink.db"
 
     def sites(self) -> list[Enrolled]:
-        """Everybody who was ever enrolled."""
+        """All sites that were ever enrolled, removed ones included."""
         path = self.folder / SITES
         if not path.is_file():
             return []
@@ -98,11 +100,11 @@ class Coordinator:
         return [site for site in self.sites() if not site.removed]
 
     def enrol(self, name: str, kit: Path, public: Path | None = None, share: int | None = None) -> Enrolled:
-        """A new site and its kit. With a public key of the site's own, the private one never leaves it."""
+        """Enrol a new site and write its kit. With a site's own public key, its private key never leaves the site."""
         check_name(name)
         with self._changing() as sites:
             if any(site.name == name for site in sites):
-                raise InputError(f"{name} is enrolled or was", "a name is never given again; choose another")
+                raise InputError(f"the name {name} is taken", "names are never reused; choose another")
             if kit.exists():
                 raise InputError(f"{kit} exists", "choose another --kit")
             number = len(sites) if share is None else share
@@ -111,7 +113,7 @@ class Coordinator:
             key = keys.make_site_key(kit / KEY) if public is None else keys.read_public(public)
             if any(site.key == key for site in sites):
                 shutil.rmtree(kit)
-                raise InputError("that key belongs to another site, or did", "make a new one: `fedapa site key`")
+                raise InputError("that key is or was used by another site", "make a new one: `fedapa site key`")
             shutil.copy(self.ca, kit / CA)
             write_kit(kit, Kit(name, self.fleet_address, number))
             made = Enrolled(name, key, number, added=_now())
@@ -121,7 +123,7 @@ class Coordinator:
 
     @property
     def fleet_address(self) -> str:
-        return f"{self.settings.host}:{self.settings.door}" if self.settings.door else self.address
+        return f"{self.settings.host}:{self.settings.proxy_port}" if self.settings.proxy_port else self.address
 
     def remove(self, name: str) -> Enrolled:
         with self._changing() as sites:
@@ -153,9 +155,9 @@ class Coordinator:
 def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, ca_key: Path | None) -> Coordinator:
     """A new coordinator: authority (or yours), certificate, registry, secret and the proxy's configuration."""
     if (folder / SETTINGS).exists():
-        raise InputError(f"{folder} is a coordinator already", "choose another --dir")
+        raise InputError(f"{folder} is already a coordinator's folder", "choose another --dir")
     if (ca is None) != (ca_key is None):
-        raise InputError("an authority is a certificate and its key", "give both --ca-cert and --ca-key, or neither")
+        raise InputError("an authority needs a certificate and its key", "give both --ca-cert and --ca-key, or neither")
     make_folder(folder / "tls")
     folder.chmod(0o700)
     own, own_key = folder / "tls" / CA, folder / "tls" / "ca.key"

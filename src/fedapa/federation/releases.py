@@ -1,9 +1,9 @@
-"""The noised uploads of a site: each drawn once, kept beside its state, counted before it leaves.
+"""Noised uploads of a site: each is drawn once, kept beside its state, and counted before it is sent.
 
-Two noisings of one update tell more than one, so a request that comes again is answered by the bytes that were kept,
-also after a crash or a restart. A site answers as many different requests of a run as the run has rounds and no more,
-because epsilon was promised for that many. The order is: keep the upload, count it, send it. Whatever happens in
-between, nothing was sent that is not counted, and nothing that was counted is drawn again as long as it is kept.
+Two noisings of one update reveal more than one. So a repeated request is answered by the bytes that were kept, also
+after a crash or a restart. A site answers at most as many different requests of a run as the run has rounds, because
+epsilon was computed for that many. The order is: keep the upload, count it, send it. After a crash at any point, every
+upload that was sent is counted, and no counted upload is drawn again while it is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedapa.core.tree import Tree, digest
-from fedapa.federation.messages import Told, TrainReply, TrainRequest
+from fedapa.federation.messages import Disclosed, TrainReply, TrainRequest
 from fedapa.federation.site_store import UPLOAD
 from fedapa.store.atomic_io import write_json
 from fedapa.store.checkpoint import read_tree, write_tree
@@ -28,19 +28,19 @@ Upload = tuple[TrainReply, Tree | None]
 
 
 def request_of(ask: TrainRequest, down: Tree) -> str:
-    """Names a training: the same state, round and model from the server are the same request."""
+    """Identifies a request: it is the same if state, round and model from the server are."""
     return hashlib.sha256(f"{ask.round} {ask.accepted} {ask.digest} {digest(down)}".encode()).hexdigest()
 
 
 class Releases:
-    """Of one run at one site; ``most`` different requests are answered, all under the same ``config``."""
+    """The uploads of one run at one site: at most ``most`` different requests, all under one ``config``."""
 
     def __init__(self, place: Path, config: str, most: int) -> None:
         self.place, self.most = place, most
         self._config = hashlib.sha256(config.encode()).hexdigest()
 
     def answer(self, ask: TrainRequest, down: Tree, draw: Callable[[], Upload]) -> Upload:
-        """What was kept for this request, else what ``draw`` makes, which is kept and counted first."""
+        """The upload kept for this request, else a new one from ``draw``, kept and counted before it is returned."""
         request, counted = request_of(ask, down), self._counted()
         path = self.place / UPLOAD.format(ask.round + 1, request[:16])
         if not path.is_file():
@@ -56,7 +56,7 @@ class Releases:
 
     def _check_room(self, counted: list[str]) -> None:
         if len(counted) >= self.most:
-            raise Told(
+            raise Disclosed(
                 f"this site has sent {len(counted)} noised uploads in this run, as many as epsilon was promised for",
                 "start a new run; it spends a new epsilon",
             )
@@ -71,9 +71,9 @@ class Releases:
             config, requests = found["config"], [str(name) for name in found["requests"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             said = "the count of this site's uploads cannot be read"
-            raise Told(said, "it sends no more uploads in this run") from error
+            raise Disclosed(said, "it sends no more uploads in this run") from error
         if config != self._config:
-            raise Told("the run's config changed after this site's first noised upload", "start a new run")
+            raise Disclosed("the run's config changed after this site's first noised upload", "start a new run")
         return requests
 
     def _count(self, requests: list[str]) -> None:

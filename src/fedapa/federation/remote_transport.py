@@ -1,8 +1,7 @@
-"""Real sites as one more transport under the one round loop: send, wait, ask again, leave stragglers out.
+"""Transport to real sites, for the same round loop: send, wait, retry, leave stragglers out.
 
-The server keeps of every site the number and the digest of the state that it last accepted, and names both in every
-request. So nothing is trained twice, whoever was killed when: a repeated request starts from the same state, and ends
-in the same upload.
+For every site, the server keeps the round and the digest of the last accepted state, and names both in every request.
+So a repeated request starts from the same state and ends in the same upload, whichever process was killed when.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
 from fedapa.training.task import Task
 
-POLL = 0.5  # seconds between two looks for replies; a node looks for messages every three
-LOOK = 2.0  # seconds between two looks at who is online
+POLL = 0.5  # seconds between two polls for replies; a node polls for messages every three
+LOOK = 2.0  # seconds between two checks of who is online
 
 
 class SessionLost(Exception):
@@ -39,23 +38,23 @@ class SessionLost(Exception):
 
 class Node(NamedTuple):
     online: bool
-    since: float  # when it last came online, by the engine's clock: another value means another start
+    since: float  # when the node started, by the engine's clock; another value means that it was restarted
 
 
 class Session(Protocol):
-    """What carries messages, for as long as it lasts. Every call may raise ``SessionLost``."""
+    """Sends and receives messages. Every call may raise ``SessionLost``."""
 
     def push(self, message: Outgoing) -> str:
-        """Hand a message over; its id, or nothing where it was not taken."""
+        """Send a message; returns its id, or nothing if it was not accepted."""
 
     def pull(self, ids: Iterable[str]) -> Iterable[Incoming]:
-        """The replies that came since."""
+        """The replies that arrived since the last call."""
 
     def nodes(self) -> dict[int, Node]:
-        """Who is there."""
+        """The nodes that are known, by number."""
 
     def renew(self) -> None:
-        """Begin again after ``SessionLost``; raises RunError if that cannot be done."""
+        """Start again after ``SessionLost``; raises RunError if that fails."""
 
 
 @dataclass
@@ -127,7 +126,7 @@ class RemoteTransport:
         self._pending.clear()
 
     def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
-        """One site more; from now on all others are told of it, too."""
+        """Add a site. Requests to all others name it from now on."""
         self.terms = replace(self.terms, names=list(task.names), sizes=task.sizes.tolist())
         self.standings.append(SiteState())
         if self.tests is not None:
@@ -136,7 +135,7 @@ class RemoteTransport:
             tags.append(0)
 
     def records(self) -> list[Record]:
-        """The sites keep their states themselves; a checkpoint holds which of them count."""
+        """Sites keep their own states; a checkpoint holds which of them was accepted last."""
         self._safe.append([standing.accepted for standing in self.standings])
         return [_to_record(standing) for standing in self.standings]
 
@@ -147,7 +146,7 @@ class RemoteTransport:
     # ------------------------------------------------------------------------------------------------ one exchange
 
     def _gather(self, waiting: dict[int, Waiting]) -> Iterator[Reply]:
-        """Replies as they come, until all are there or time is up; with too few uploads, time is not up."""
+        """Yield replies as they arrive, until all are there or the timeout; below the quorum, go on waiting."""
         needed = self._needed([w.request for w in waiting.values()])
         begin, looked, nodes = self._clock(), -LOOK, dict[int, Node]()
         while waiting:
@@ -166,7 +165,7 @@ class RemoteTransport:
                 self.session.renew()
                 for entry in waiting.values():
                     entry.message = ""
-                begin, looked = self._clock(), -LOOK  # the engine's absence is not the sites' fault
+                begin, looked = self._clock(), -LOOK  # sites are not blamed while the engine is away
                 continue
             if needed <= 0 and waiting:
                 yield from self._give_up(waiting, begin)
@@ -189,13 +188,13 @@ class RemoteTransport:
             place = places[i]
             node = None if place is None else nodes.get(place)
             if place is None:
-                entry.message = ""  # whatever it answered: it is no longer one of us
+                entry.message = ""  # its reply does not count: the site was removed
             if place is None or node is None or not node.online:
                 entry.offline = entry.offline or self._clock()
                 continue
             entry.offline = None
             if entry.message and node.since != entry.since:
-                entry.message = ""  # its node was started again: whatever it had received is gone
+                entry.message = ""  # its node restarted and lost what it had received
             if not entry.message:
                 message = self._message(entry.request, place)
                 entry.message, entry.sent, entry.since = self.session.push(message), self._clock(), node.since
@@ -219,7 +218,7 @@ class RemoteTransport:
         return Outgoing(place, "train", records, {"down": request.down()}, seconds, str(request.round + 1))
 
     def _received(self, waiting: dict[int, Waiting]) -> list[tuple[int, Incoming]]:
-        """Replies to what was last sent; answers to older messages are of no interest."""
+        """Replies to the latest requests; replies to older ones are dropped."""
         owners = {entry.message: i for i, entry in waiting.items() if entry.message}
         if not owners:
             return []
@@ -228,7 +227,7 @@ class RemoteTransport:
         return [(i, message) for i, message in found if i is not None]
 
     def _read(self, entry: Waiting, message: Incoming) -> Reply | None:
-        """What a site says; None where it should be asked again."""
+        """The reply of a site; None to ask it again."""
         i, request = entry.request.client, entry.request
         failure = message.failure
         if failure is not None and failure.kind in ("too large", "unreadable"):
@@ -255,7 +254,7 @@ class RemoteTransport:
         return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
 
     def _checked(self, request: Request, message: Incoming) -> tuple[TrainReply, Tree | None]:
-        """An answer to this request, from this site, of this run; the tensors are the loop's to judge."""
+        """Check that a reply answers this request of this run; the loop checks the tensors."""
         i = request.client
         answer = messages.read(TrainReply, message.record("answer"))
         for what, is_, should in (
@@ -266,9 +265,9 @@ class RemoteTransport:
             if is_ != should:
                 raise Unsound(f"it answers for {what} {str(is_)[:80]!r}, not {str(should)!r}")
         if answer.trained != (request.train and not answer.fault):
-            raise Unsound("it holds an upload that was not asked for, or none though one was")
+            raise Unsound("unexpected or missing upload")
         if answer.trained and not _is_digest(answer.digest):
-            raise Unsound("it does not name the state that it comes from")
+            raise Unsound("state digest missing or malformed")
         if not 0 <= answer.train_seconds <= 1e9:
             raise Unsound("train_seconds out of range")
         for row in (answer.before, answer.after):
@@ -282,7 +281,7 @@ class RemoteTransport:
         return np.array(row, dtype=np.float64).reshape(len(self.scores), 4)
 
     def _check_scores(self, i: int, row: list[float]) -> None:
-        """Sums and counts that samples can have: within the bounds of the score, over the data that was declared."""
+        """Check sums and counts: within the bounds of the score, and over the declared data."""
         if len(row) != 4 * len(self.scores):
             raise Unsound(f"its scores are {len(row)} numbers, not {4 * len(self.scores)}")
         for score, (total, count, held, held_count) in zip(self.scores, self._sums(row).tolist(), strict=True):
@@ -292,7 +291,7 @@ class RemoteTransport:
                     raise Unsound(f"invalid score: {score.name} is out of range")
             wanted = None if self.tests is None else self.tests[i]
             if score.per_sample and wanted and (count, held_count) not in (wanted, (wanted[0], 0)):
-                raise Unsound("its score is on other data than it declared")
+                raise Unsound("its score counts other samples than it declared")
 
     def _give_up(self, waiting: dict[int, Waiting], begin: float) -> Iterator[Reply]:
         now, places = self._clock(), self.places()

@@ -1,4 +1,4 @@
-"""A run over real sites: ask who has what, agree on the terms, play the one loop over the grid, write it all down."""
+"""A run over real sites: ask for their data, agree on the terms, run the round loop, write the run folder."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from fedapa.federation.registry import Enrolled
 from fedapa.federation.remote_transport import POLL, RemoteTransport, Session, SessionLost
 from fedapa.federation.site_agent import agree
 from fedapa.rounds import loop
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
 from fedapa.store.run_folder import CONFIG, lock
@@ -36,21 +38,21 @@ def play_over(
     folder: Path,
     progress: Progress | None = None,
 ) -> Result:
-    """Run, or continue, what a run folder's config says; ``members`` says who belongs to the federation now."""
-    with lock(folder):  # of two that begin at once, one agrees with the sites
+    """Run or resume a run folder; ``members`` are the current members of the federation."""
+    with lock(folder):  # of two processes that start at once, one is refused
         agreement = read_agreement(folder)
         if agreement is None:
             text = (folder / CONFIG).read_text(encoding="utf-8")
             agreement = make_agreement(session, members(), config, text)
             enrolment.write_agreement(folder, agreement)
-    gate = Enrolment(session, members, folder, agreement, config.federation.late_sites)
+    membership = Enrolment(session, members, folder, agreement, config.federation.late_sites)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
     wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
-    like = loop.Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
+    expected = Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
         session, terms, lambda: places(members(), transport.terms.names), wanted, tests, task.objective.scores
@@ -69,33 +71,29 @@ def play_over(
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
     return play(
-        method,
-        task,
-        transport,
-        plan,
+        Context(method, task, transport, plan, expected),
         begin,
-        like,
         rows,
         folder,
         meta,
         run.checkpoint_every,
         progress,
         run.mmap_above_mb,
-        gate,
+        membership,
     )
 
 
 def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:
-    """Ask every site what it has; whoever is not there within the time for rejoining is not part of this run."""
+    """Ask every site for its data. Sites that do not come online within the rejoin timeout are left out of the run."""
     if not sites:
         raise InputError("no site is enrolled", "`fedapa coordinator add-site NAME` makes a kit for one")
     found = ask_all(session, sites, config, text)
     for description in found:
         if description.fault:
-            raise RunError(f"site {description.site} cannot take part: {description.fault}", "mend that, or remove it")
+            raise RunError(f"site {description.site} cannot take part: {description.fault}", "fix that, or remove it")
     if len(found) < max(config.federation.min_sites, 1):
         hint = "`fedapa coordinator status` shows who is online; start the others, or lower federation.min_sites"
-        raise RunError(f"{len(found)} of {len(sites)} sites are there", hint)
+        raise RunError(f"{len(found)} of {len(sites)} sites are online", hint)
     first = found[0]
     for other in found[1:]:
         if difference := enrolment.differ(first, other):
@@ -119,7 +117,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
 
 
 def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> list[Description]:
-    """Whoever is online has the time of a round for it; the others have the time for rejoining."""
+    """Sites that are online have a round's timeout to answer; the others have the rejoin timeout."""
     begin, wanted = time.monotonic(), config.federation
     open_: dict[str, Enrolled] = {}
     found: dict[str, Description] = {}
@@ -134,7 +132,7 @@ def ask_all(session: Session, sites: Sequence[Enrolled], config: Config, text: s
                     open_[session.push(enrolment.question(site, text))] = site
             for message in session.pull(list(open_)) if open_ else ():
                 owner = open_.pop(message.reply_to, None)
-                if owner is not None and not enrolment.is_away(message):  # whose answer was cut off is asked again
+                if owner is not None and not enrolment.is_away(message):  # asked again if its answer was cut off
                     found[owner.name] = enrolment.described_by(owner, message)
         except SessionLost:
             session.renew()

@@ -1,9 +1,9 @@
-"""One site at work: its name, its data, its states. Everything that a request makes it do happens here.
+"""A site: its name, its data, its states. Everything that a request makes a site do happens here.
 
 A site runs the code that is installed at it and no other. What a request may choose is a method, its numbers within the
 site's limits, and one of the models that are built in or that the site itself allowed. It names no files here.
-Where the site has a wire.json, the request must ask for exactly what that says. What goes wrong is told to the
-coordinator in words that hold nothing of rows, columns and folders; ``Site.reason`` has it in full, for the site's log.
+Where the site has a wire.json, the request must ask for exactly what that says. Errors are sent to
+the coordinator without rows, columns and folders; ``Site.reason`` has the full text, for the site's log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from fedapa.data.federated import ClientData, Federated, target_sums
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.federation import audit_log, manifest
 from fedapa.federation.kit import read_kit
-from fedapa.federation.messages import Description, Refused, Terms, Told, TrainReply, TrainRequest, digest_of, plain
+from fedapa.federation.messages import (
+    Description,
+    Disclosed,
+    Refused,
+    Terms,
+    TrainReply,
+    TrainRequest,
+    digest_of,
+    plain,
+)
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_settings import Limited, SiteLimits, read_settings
 from fedapa.federation.site_store import Store
@@ -48,7 +57,7 @@ Share = Callable[[Config], Federated]  # the site's own data, as a federation of
 
 
 class Agreed(NamedTuple):
-    """The terms of a run, put together; coordinator and sites do it by the same function."""
+    """The method, task and plan of a run; coordinator and sites build them by the same function."""
 
     method: Method
     task: Task
@@ -68,7 +77,7 @@ def agree(terms: Terms) -> Agreed:
 
 def _salted(record: Record) -> Record:
     """The digest of a state goes to the coordinator. Training is deterministic, so a digest of the state alone would
-    tell whether a guess at the rows is right; with random bytes in it, it tells nothing."""
+    confirm a right guess at the rows; a random salt prevents that."""
     salt = torch.tensor(list(secrets.token_bytes(32)), dtype=torch.uint8)
     return record._replace(memory={**record.memory, SALT: salt})
 
@@ -83,12 +92,12 @@ def read_config(text: str) -> Config:
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError("the run's config names several runs")
     if config.attack is not None:
-        raise InputError("the run's config has a section [attack]", "clients lie on demand in simulations alone")
+        raise InputError("the run's config has a section [attack]", "only simulations have malicious clients")
     return config
 
 
 def shared_data(number: int) -> Share:
-    """Share ``number`` of a built-in data set that the run's own config names: for trials."""
+    """Share ``number`` of a built-in data set that the run's config names; for trials."""
 
     def share(config: Config) -> Federated:
         if (named := _named_file(config)) is not None:
@@ -99,7 +108,7 @@ def shared_data(number: int) -> Share:
 
 
 def _named_file(config: Config) -> str | None:
-    """The first key of a config that names a file or folder. Only the site says which of its files are read."""
+    """The first key of a config that names a file or folder. Only the site decides which of its files are read."""
     sites, data = config.sites, config.data
     named = {
         "sites.files": sites is not None and bool(sites.files),
@@ -111,7 +120,7 @@ def _named_file(config: Config) -> str | None:
 
 
 def own_data(path: Path, number: int) -> Share:
-    """The data that a config at the site names, whatever the run's config says: its only share, or ``number``."""
+    """The data named by a config at the site, regardless of the run's config: its only share, or ``number``."""
 
     def share(config: Config) -> Federated:
         data = load_data(load(str(path)), config.seeds[0])
@@ -134,7 +143,7 @@ class Site:
     models: frozenset[str] = frozenset()  # beyond the built-in ones: package.module:function
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
-    reason: str = ""  # the last fault in full: it stays here
+    reason: str = ""  # the last fault in full; it does not leave the site
     note: Callable[..., object] = lambda event, **facts: None  # into the site's audit log
     _agreed: dict[str, tuple[Terms, Agreed, ClientData]] = field(default_factory=dict)
 
@@ -149,7 +158,7 @@ class Site:
         return cls(kit.name, Store(folder / "states"), share, frozenset(own.models), allowed, own.limits, note=note)
 
     def describe(self, text: str, site: str) -> Description:
-        """What the coordinator must know before a run; whatever is wrong here becomes the fault that it reads."""
+        """What the coordinator must know before a run; an error becomes the description's fault."""
         blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], [], "", False)
         self.reason = ""
         try:
@@ -185,12 +194,12 @@ class Site:
         )
 
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
-        """Do what is asked. The new state is on the disk before the upload is on its way."""
+        """Train or evaluate as requested. The new state is on disk before the upload is sent."""
         blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
         self.reason = ""
         try:
             answer, up = self._visit(terms, ask, down, blank)
-            if up is not None:  # noted before it leaves
+            if up is not None:  # logged before it is sent
                 size = count_bytes(up)
                 self.note("sent", run=terms.run, round=ask.round + 1, digest=digest(up), tensors=[*up], bytes=size)
             return answer, up
@@ -198,7 +207,7 @@ class Site:
             return replace(blank, fault=self._fault(error)), None
 
     def _visit(self, terms: Terms, ask: TrainRequest, down: Tree, blank: TrainReply) -> tuple[TrainReply, Tree | None]:
-        torch.set_num_threads(1)  # as in a simulation, whose bits these are
+        torch.set_num_threads(1)  # as in a simulation, to get the same bits
         self._check_name(ask.site)
         agreed, data = self._agree(terms, ask.client)
         train = partial(self._train, terms, ask, down, blank, agreed, data)
@@ -242,10 +251,10 @@ class Site:
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
             data = self._data(self._checked(terms.config))
             if terms.names[client] != self.name or terms.sizes[client] != len(data.clients[0].train.y):
-                raise Told("the run knows this site by another number or size; its data changed since it began")
+                raise Disclosed("the run knows this site by another number or size; its data changed since it began")
             mine = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
             if mine != (terms.classes, terms.shape, terms.mean, terms.std):
-                raise Told("the run expects samples of another format than this site has")
+                raise Disclosed("the run expects samples of another format than this site has")
             with _in_words():
                 found = agree(terms)
             self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
@@ -255,7 +264,7 @@ class Site:
 
     def _check_name(self, site: str) -> None:
         if site != self.name:
-            raise Told(f"this is {self.name}, not {site[:80]}")
+            raise Disclosed(f"this is {self.name}, not {site[:80]}")
 
     def _checked(self, text: str) -> Config:
         """The run's config, once it asks for nothing that the site did not agree to. A model or an objective by name is
@@ -277,17 +286,19 @@ class Site:
         return data
 
     def _fault(self, error: FedapaError) -> str:
-        """What the coordinator reads."""
+        """The text of an error for the coordinator."""
         self.reason = f"{error.message}. {error.hint}".strip()
-        with suppress(FedapaError):  # on a full disk the first reason is the one to tell
+        with suppress(FedapaError):  # on a full disk, report the first error
             self.note("refused" if isinstance(error, Refused) else "failed", reason=plain(self.reason, 1000))
-        return self.reason if isinstance(error, Told) else f"{type(error).__name__} at this site; its log says more"
+        return (
+            self.reason if isinstance(error, Disclosed) else f"{type(error).__name__} at this site; its log says more"
+        )
 
 
 @contextmanager
 def _in_words(kind: type[FedapaError] = InputError) -> Iterator[None]:
-    """Inside, errors of this kind are told as they are: they speak of the run's config and model, not of data."""
+    """Errors of this kind are sent in full: they are about the run's config and model, not about data."""
     try:
         yield
     except kind as error:
-        raise Told(error.message, error.hint) from error
+        raise Disclosed(error.message, error.hint) from error

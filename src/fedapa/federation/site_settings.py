@@ -1,6 +1,6 @@
 """What a site decides for itself: its data, the models it allows, and limits on what a run may ask of it.
 
-A kit comes from the coordinator, so nothing in its folder may widen what a site does. These settings lie beside that
+A kit comes from the coordinator, so nothing in its folder may widen what a site does. These settings are beside that
 folder, in a file that only `fedapa site join` at the site writes.
 """
 
@@ -121,7 +121,7 @@ def _validated(kind: type[M], found: Mapping[str, Any], where: str) -> M:
 
 @dataclass(frozen=True)
 class Limited(Plain):
-    """An engine that runs no training beyond the site's limits, whoever asks: methods have rates of their own."""
+    """An engine that refuses any training beyond the site's limits, since methods have rates of their own."""
 
     limits: SiteLimits
 

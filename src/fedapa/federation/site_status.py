@@ -1,4 +1,4 @@
-"""What a site says about itself to its own operator: one small file, written as it works."""
+"""The status of a site for its operator: one small file, updated as the site works."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FILE = "status.json"
 
 
 def note(folder: Path, **facts: Any) -> None:
-    """Add facts; nothing depends on them, so a full disk is no reason to stop. It is one to say so, though: where there
-    is no room for another file, the present one is written over, as that needs none."""
+    """Update the status. Nothing depends on it, so a full disk does not stop the site. There the file is overwritten in
+    place, which needs no space, so that it can report the full disk."""
     path = folder / FILE
     content = json.dumps(read(folder) | facts | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, indent=2).encode()
     try:
@@ -29,7 +29,7 @@ def note(folder: Path, **facts: Any) -> None:
 
 
 def complain(text: str) -> None:
-    """A line in the worker's log, unless that has no room either."""
+    """Write a line to the worker's log, unless the disk is full there too."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""A site's own states on its own disk: one file per run and round, named by content, written before anything is sent.
+"""A site's states on its own disk: one file per run and round, named by content, written before anything is sent.
 
 The coordinator says which one it last accepted. That one is loaded, or the visit fails: another would train a round
 twice, or lose one.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedapa.core.tree import digest
 from fedapa.errors import FedapaError
-from fedapa.federation.messages import Told
+from fedapa.federation.messages import Disclosed
 from fedapa.rounds.transport import Record
 from fedapa.store.atomic_io import make_folder
 from fedapa.store.checkpoint import from_record, read_tree, sweep, to_record, write_atomically, write_tree
@@ -32,31 +32,31 @@ class Store:
         self.folder = folder
 
     def save(self, run: str, rounds: int, record: Record) -> str:
-        """Keep the state after so many rounds; answers its digest once it is safely on the disk."""
+        """Save the state after ``rounds`` rounds; returns its digest once it is on disk."""
         tree = from_record(record)
         found = digest(tree)
         place = self.place(run)
         try:
             write_tree(_path(make_folder(place), rounds, found), tree)
         except FedapaError as error:
-            raise Told(f"cannot write its state: {reason_of(error)}", "is the disk full or read-only?") from error
+            raise Disclosed(f"cannot write its state: {reason_of(error)}", "is the disk full or read-only?") from error
         return found
 
     def load(self, run: str, rounds: int, wanted: str) -> Record:
-        """Exactly that state; an error where it is missing or damaged."""
+        """Load exactly that state; an error if it is missing or damaged."""
         path = _path(self.place(run), rounds, wanted)
         if not path.is_file():
-            raise Told(f"the state after round {rounds} ({wanted[:16]}) is not on this disk")
+            raise Disclosed(f"the state after round {rounds} ({wanted[:16]}) is not on this disk")
         try:
             tree = read_tree(path)
         except FedapaError as error:
-            raise Told(error.message.replace(str(path), path.name)) from error
+            raise Disclosed(error.message.replace(str(path), path.name)) from error
         if digest(tree) != wanted:
-            raise Told(f"{path.name} is not the state that was accepted")
+            raise Disclosed(f"{path.name} is not the state that was accepted")
         return to_record(tree)
 
     def prune(self, run: str, keep_from: int) -> None:
-        """Drop states and uploads that are older than any that can be asked for, and leftovers of a killed process."""
+        """Delete states and uploads that can no longer be requested, and leftovers of a killed process."""
         place = self.place(run)
         if place.is_dir():
             sweep(place)
@@ -66,11 +66,11 @@ class Store:
                     path.unlink()
 
     def rounds(self, run: str) -> list[int]:
-        """Rounds of which there is a state."""
+        """The rounds with a saved state."""
         return sorted(rounds for _, rounds in _numbered(self.place(run), NAME))
 
     def old_runs(self, days: float) -> list[Path]:
-        """Folders of runs that rested for so many days; never the newest, whose models may be in use."""
+        """Folders of runs unused for so many days; never the newest, whose models may be in use."""
         ages = {path: max((file.stat().st_mtime for file in path.iterdir()), default=0.0) for path in self._runs()}
         newest = max(ages, key=lambda path: ages[path], default=None)
         return sorted(path for path, at in ages.items() if path != newest and time.time() - at > days * 86_400)
@@ -79,7 +79,7 @@ class Store:
         return [path for path in self.folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
 
     def keyed(self, text: str) -> str:
-        """A hash that tells two texts apart, and by which nobody without this site's secret can check a guess."""
+        """A hash keyed by this site's secret, so that nobody else can check a guess."""
         return hmac.new(self._secret(), text.encode(), "sha256").hexdigest()[:16]
 
     def _secret(self) -> bytes:
@@ -90,14 +90,14 @@ class Store:
         return path.read_bytes()
 
     def place(self, run: str) -> Path:
-        """Where all of one run is kept."""
+        """The folder of one run."""
         if not RUN.fullmatch(run):  # it becomes a folder's name
-            raise Told(f"{run[:40]!r} does not name a run")
+            raise Disclosed(f"{run[:40]!r} does not name a run")
         return self.folder / run
 
 
 def reason_of(error: FedapaError) -> str:
-    """Why the system did not write, without saying where."""
+    """Why a write failed, without the path."""
     cause = error.__cause__
     return str(cause.strerror) if isinstance(cause, OSError) else "it failed"
 

@@ -1,4 +1,4 @@
-"""Clients that lie, for simulations: how much does each method lose to them, and do its weights shut them out?
+"""Malicious clients for simulations: how much does each method lose to them, and do its weights exclude them?
 
 label-flip  the train labels of an attacker are shifted by one class; it then trains and sends as everybody does
 noise       the update (upload minus what was sent down) is replaced by Gaussian noise of ``factor`` times its norm
@@ -32,11 +32,11 @@ from fedapa.training.task import Task
 
 
 def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int, ...]:
-    """Who lies: these clients, or so many drawn by the seed. Two of them are the one that lies alone and another."""
+    """The malicious clients: those named, or as many, drawn by the seed. A larger draw contains a smaller one."""
     count = wanted if isinstance(wanted, int) else len(wanted)
     if not 0 < count < clients:
-        hint = "at least one client must lie, and at least one must not"
-        raise InputError(f"attack.clients says that {count} of {clients} clients lie", hint)
+        hint = "at least one client must be malicious, and at least one honest"
+        raise InputError(f"attack.clients makes {count} of {clients} clients malicious", hint)
     if isinstance(wanted, int):
         return tuple(sorted(int(i) for i in stream(seed, "malicious clients").permutation(clients)[:wanted]))
     if outside := [i for i in wanted if not 0 <= i < clients]:
@@ -45,7 +45,7 @@ def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int
 
 
 def attacked(method: Method, data: Federated, attack: Attack) -> tuple[Method, Federated]:
-    """Method and data with the liars in them."""
+    """The method and the data with the attack applied."""
     if attack.kind == "label-flip":
         if data.classes == 0:
             raise InputError("label-flip needs classes, and the targets are numbers", "use noise or scaled")
@@ -56,16 +56,16 @@ def attacked(method: Method, data: Federated, attack: Attack) -> tuple[Method, F
 def flipped(data: Federated, clients: Sequence[int]) -> Federated:
     """The train labels of these clients shifted by one class; the fingerprint stays that of the allocation."""
 
-    def lie(client: ClientData) -> ClientData:
+    def flip(client: ClientData) -> ClientData:
         x, y = client.train
         return replace(client, train=Split(x, (y + 1) % data.classes))
 
-    return replace(data, clients=tuple(lie(c) if i in clients else c for i, c in enumerate(data.clients)))
+    return replace(data, clients=tuple(flip(c) if i in clients else c for i, c in enumerate(data.clients)))
 
 
 @dataclass(frozen=True)
 class Tampered(Wrapped):
-    kind: Literal["noise", "scaled"] = hyper("scaled", "what liars send instead of their update")
+    kind: Literal["noise", "scaled"] = hyper("scaled", "what malicious clients send instead of their update")
     clients: tuple[int, ...] = ()
     factor: float = hyper(-5.0, "norm of the noise in norms of the update, or what it is multiplied by")
 

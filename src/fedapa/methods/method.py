@@ -92,7 +92,7 @@ class Method(ABC):
 
     @abstractmethod
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        """What the server learns from whoever answered; ``server`` is the state that ``downs`` were made from."""
+        """The new server state from the uploads of ``ids``; ``server`` is the state that ``downs`` were made from."""
 
     @abstractmethod
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Method(ABC):
         return "parallel"
 
     def admit(self, task: Task, server: Tree) -> Tree:
-        """The server's state with room for one more client, the last of ``task``; nobody else's part changes.
+        """The server's state with one more client, the last of ``task``; the parts of the others do not change.
 
         It starts from the mean of the others' rows, with itself alone in a matrix of weights.
         """

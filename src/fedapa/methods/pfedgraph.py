@@ -139,8 +139,8 @@ class PFedGraph(Method):
 
     def _cost(self, task: Task, old: Tree, new: Tree, i: int, up: Tree) -> Tensor:
         """alpha |a - p|^2 - s_i' a of the row in ``new``, with similarities and sizes after the upload."""
-        told, own = self.absorb(task, old, [i], [], [up]), torch.tensor([i])
-        a, s, p = self.rows(new, own)[0], self._similarity(told["gram"], own)[0], shares(told["n"])
+        after, own = self.absorb(task, old, [i], [], [up]), torch.tensor([i])
+        a, s, p = self.rows(new, own)[0], self._similarity(after["gram"], own)[0], shares(after["n"])
         return self.alpha * (a - p).square().sum() - s @ a
 
 

@@ -1,4 +1,4 @@
-"""The privacy account of noised uploads: epsilon, the words in which it is told, and what it does not cover.
+"""The privacy account of noised uploads: epsilon, how it is worded, and what it does not cover.
 
 Every listing, card and page that shows a run with noised uploads takes all three from here. Needs no torch.
 """
@@ -10,15 +10,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# All that a real site tells the server besides its noised tensors, as federation/messages.py and site_agent.py send it.
+# All that a real site sends the server besides its noised tensors, as federation/messages.py and site_agent.py send it.
 NOT_COVERED = (
     "once per run: the site's name, its numbers of train, test and validation rows, which classes it has, shape, type"
     " and scaling of a sample, names of columns and classes, with federated scaling also count, sum and sum of squares"
-    " of every numeric column",
+    " of every numeric column, and always those of targets that are numbers",
     "in every round: that it takes part, the number of train rows (n) where the method sends it, why a training failed"
     " and how long it took",
-    "in every evaluated round: how many test and validation rows the model classified correctly before and after"
-    " training, which are counts of the model without noise",
+    "in every evaluated round: scores on test and validation rows before and after training (right answers, losses,"
+    " errors, and how many rows), which are those of the model without noise",
     "the model in use at the site, and what it says about rows",
     "other runs: every run spends its own epsilon, and several runs on the same rows add up",
 )

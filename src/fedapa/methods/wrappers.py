@@ -227,19 +227,19 @@ class Noised(Wrapped):
         size = math.sqrt(sum(float(down[name].double().square().sum()) for name in models))
         once = self.noise * self.norm * math.sqrt(sum(up[name].numel() for name in models))
         whole, most = once * math.sqrt(task.rounds / task.clients), task.rounds * self.norm
-        told = []
+        warnings = []
         if once > size:
-            told.append(
+            warnings.append(
                 f"one upload carries noise of norm {once:.3g}, the model itself has norm {size:.3g}: training may"
                 " diverge. A smaller norm helps and leaves epsilon as it is"
             )
         if whole > most and task.clients > 1:  # a site that plans alone does not know of the others
-            told.append(
+            warnings.append(
                 f"in {task.rounds} rounds uploads of {task.clients} clients can move their mean by {most:.3g} at most,"
                 f" their noise moves it by about {whole:.3g}: little can be learned from it. Fewer parameters or more"
                 " clients help; less noise or more rounds do and raise epsilon"
             )
-        return told
+        return warnings
 
 
 def noise_of(method: Method) -> Noised | None:

@@ -215,7 +215,7 @@ def phases(scenario: Scenario) -> Drawn:
 
 def gains_of(scenario: Scenario, label: str) -> list[tuple[Run, Floats]]:
     """How much better off every client is than with Local, for every seed with a Local run; NaN without tests, or if
-    it lies.
+    it is malicious.
 
     In the last round that both runs evaluated.
     """
@@ -452,14 +452,14 @@ def mixing(scenario: Scenario) -> list[Run]:
 
 
 def collaborators(scenario: Scenario) -> Drawn:
-    """Round by round: with how many others a client works, and how much of A moves; with liars, what they get."""
+    """Round by round: with how many others a client works, and how much of A moves; the weight on malicious ones."""
     runs = [run for run in mixing(scenario) if len(run.matrices) > 1]
     if not runs:
         return "No run recorded its weights over several rounds."
-    lied = any(run.result.attacker_weight for run in runs)
+    attacked = any(run.result.attacker_weight for run in runs)
     kinds, several = looks(scenario), len(runs) > 1
-    figure = drawing.new(2.9 + 1.2 * lied + 0.18 * several)
-    panels = figure.subplots(2 + lied, 1, sharex=True)
+    figure = drawing.new(2.9 + 1.2 * attacked + 0.18 * several)
+    panels = figure.subplots(2 + attacked, 1, sharex=True)
     for run in runs:
         look, rounds = kinds[run.label], [t for t, _ in run.matrices]
         counted = np.array([partners(A) for _, A in run.matrices])
@@ -472,8 +472,8 @@ def collaborators(scenario: Scenario) -> Drawn:
             panels[2].plot(rounds, 100 * np.array(run.result.attacker_weight), **style)
     panels[0].set(ylabel="effective others", ylim=(0, None))
     panels[1].set(ylabel="weight moved, %", ylim=(0, min(panels[1].get_ylim()[1], 100.0)))  # more: a run that diverged
-    if lied:
-        panels[2].set(ylabel="for liars, %", ylim=(0, None))
+    if attacked:
+        panels[2].set(ylabel="for malicious, %", ylim=(0, None))
     panels[-1].set_xlabel("round")
     _count_rounds(panels[-1])
     if several:

@@ -74,7 +74,8 @@ PLOTS = (
         "collaborators", figures.collaborators, "With how many, and how fast that changes",
         "First run of every method that shows its weights. Effective number of others in a client's mixture, 1 / Σ b² "
         "with b the weights of the others made to sum to 1, mean over clients; and the share of all weight that went "
-        "from one client to another since the round before. Where clients lie, the weight that honest ones give them.",
+        "from one client to another since the round before. With malicious clients, the weight that honest ones give "
+        "them.",
     ),
     Plot(
         "partition", figures.partition, "Who holds what",
@@ -136,7 +137,7 @@ class Section:
         return first_of(self.score)
 
     @property
-    def has_liars(self) -> bool:
+    def has_malicious(self) -> bool:
         return any(run.result.attackers for run in self.scenario.runs)
 
 
@@ -395,7 +396,7 @@ def _tie_row(tie: figures.Ties) -> dict[str, Any]:
         "own": _weight(tie.own),
         "partners": f"{tie.partners.mean():.1f} ({tie.partners.min():.1f} to {tie.partners.max():.1f})",
         "moved": NONE if tie.moved is None else f"{_weight(100 * tie.moved)} %",
-        "liars": f"{100 * weight[-1]:.1f} %" if weight else NONE,
+        "malicious": f"{100 * weight[-1]:.1f} %" if weight else NONE,
         "groups": "; ".join(", ".join(members) for members in tie.groups) if sum(sizes) <= MOST_NAMES else
         f"{len(sizes)} groups of {min(sizes)} to {max(sizes)} clients",
         "alone": len(tie.run.clients) - sum(sizes),

@@ -1,4 +1,4 @@
-"""What a round is worth: every score of every client's model, and the few numbers that sum one up."""
+"""Evaluation of a round: every score of every client's model, and its summary over clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN = -1.0  # count of what was not measured yet
 
 
 def measure(method: Method, task: Task, client: Tree, data: ClientData, engine: Engine | None = None) -> Sums:
-    """Every score of one client's model. A model that answers NaN has none: RunError, on every engine."""
+    """Every score of one client's model. A model that outputs NaN raises RunError on every engine."""
 
     def of(split: Split | None) -> Sums:
         if split is None:

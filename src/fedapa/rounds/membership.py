@@ -22,16 +22,16 @@ class Newcomer(NamedTuple):
         return (number, *self[:5])
 
 
-class Gate(Protocol):
+class Membership(Protocol):
     """Who comes and goes between two rounds. What was decided about a round stays so: a resumed run asks again."""
 
-    def knocking(self, round: int) -> Sequence[Newcomer]:
+    def arrivals(self, round: int) -> Sequence[Newcomer]:
         """Who joins before this round, in the order of their numbers."""
 
-    def let_in(self, newcomer: Newcomer, round: int) -> None:
+    def admit(self, newcomer: Newcomer, round: int) -> None:
         """It did: this is on the disk before the round is played."""
 
-    def turn_away(self, newcomer: Newcomer) -> None:
+    def reject(self, newcomer: Newcomer) -> None:
         """It did not: it is at fault, or the method has no room for another client."""
 
     def members(self, round: int) -> Sequence[Newcomer]:

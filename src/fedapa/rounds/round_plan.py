@@ -1,4 +1,4 @@
-"""How many rounds, of whom, in which order; needs no torch."""
+"""The schedule of a run: rounds, participation, order of training, evaluation; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedapa.toml_table import Share
 
 
 def _as_range(value: Any) -> Any:
-    """One share stands for a fixed participation."""
+    """A single share means fixed participation."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value, value)
     return tuple(value) if isinstance(value, list) else value
@@ -42,7 +42,7 @@ EvaluateEvery = Annotated[
 
 @dataclass(frozen=True)
 class Plan:
-    """What the loop needs to know beyond the task; [run] of a config has these words and values but for the seed."""
+    """What the loop needs to know beyond the task; [run] of a config has these keys, except the seed."""
 
     rounds: Rounds = 50
     participation: Participation = (0.6, 1.0)

@@ -16,27 +16,27 @@ class SitePolicy:
 
     __pydantic_config__ = TABLE
 
-    round_timeout: Annotated[StrictFloat, Field(gt=0, description="seconds that a site has for its answer")] = 600.0
+    round_timeout: Annotated[StrictFloat, Field(gt=0, description="seconds a site has to answer")] = 600.0
     rejoin: Annotated[
-        StrictFloat, Field(ge=0, description="seconds that a site may be offline before a round goes on")
+        StrictFloat, Field(ge=0, description="seconds a site may be offline before the round goes on without it")
     ] = 120.0
     retries: Annotated[StrictInt, Field(ge=0, description="requests repeated after an error at a site")] = 2
-    min_replies: Annotated[StrictInt, Field(ge=1, description="uploads without which a round is not closed")] = 1
+    min_replies: Annotated[StrictInt, Field(ge=1, description="uploads needed to close a round")] = 1
     quorum_timeout: Annotated[
-        StrictFloat, Field(gt=0, description="seconds to wait for so many before the run stops, to be resumed")
+        StrictFloat, Field(gt=0, description="seconds to wait for min_replies before the run stops; it can be resumed")
     ] = 3600.0
-    min_sites: Annotated[StrictInt, Field(ge=1, description="sites that must be there for a run to begin")] = 1
+    min_sites: Annotated[StrictInt, Field(ge=1, description="sites that must be online for a run to start")] = 1
     late_sites: Annotated[
-        StrictBool, Field(description="sites that come while a run is going join it before its next round")
+        StrictBool, Field(description="sites that come online during a run join it before its next round")
     ] = True
     quarantine_after: Annotated[
-        StrictInt, Field(ge=1, description="refused uploads in a row that end a site's part")
+        StrictInt, Field(ge=1, description="refused uploads in a row after which a site is in quarantine")
     ] = 3
     max_growth: Annotated[
-        StrictFloat, Field(gt=0, description="most that a tensor's norm may be, in norms of what was sent")
+        StrictFloat, Field(gt=0, description="largest norm of a tensor, as a multiple of the norm of what was sent")
     ] = 100.0
     max_ratio: Annotated[
-        StrictFloat, Field(gt=1, description="most that an update's norm may be, in medians of its round")
+        StrictFloat, Field(gt=1, description="largest norm of an update, as a multiple of the median of its round")
     ] = 10.0
     max_upload_mb: Annotated[StrictFloat, Field(gt=0, description="largest upload")] = 1024.0
 

@@ -1,4 +1,4 @@
-"""Where a server's large tensors live: in memory, or beyond a limit in a file that is mapped into it."""
+"""Storage for the server's tensors: in memory, or above a size limit in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedapa.errors import RunError
 MAP_ABOVE_MB = 2048
 
 
-class Room:
-    """Tensors of more than ``limit`` bytes get a file in ``folder``, which is gone when the last of them is.
+class TensorStore:
+    """Maps tensors of more than ``limit`` bytes to files in ``folder``; a file disappears with its tensor.
 
-    Methods see ordinary tensors, and compute the same bits. A mapped state is always given away to ``absorb``: a copy
-    of it would be made in memory.
+    Methods see ordinary tensors and compute the same bits. A mapped state is always given away to ``absorb``, since a
+    copy of it would be in memory.
     """
 
     def __init__(self, limit: float = math.inf, folder: Path | None = None) -> None:
@@ -36,11 +36,14 @@ class Room:
         return self.empty(leaf.shape, leaf.dtype).copy_(leaf)
 
     def hold(self, tree: Mapping[str, Tensor]) -> Tree:
-        """The same values, every tensor in memory of its own and where it belongs; what is so already stays."""
-        return {name: leaf if self._is_home(leaf) else self.copy(leaf) for name, leaf in tree.items()}
+        """The same values, each tensor stored where it belongs; tensors that already are there are not copied."""
+        return {name: leaf if self._is_stored(leaf) else self.copy(leaf) for name, leaf in tree.items()}
 
-    def _is_home(self, leaf: Tensor) -> bool:
+    def _is_stored(self, leaf: Tensor) -> bool:
         return leaf.is_contiguous() and (leaf.nbytes <= self.limit or is_mapped(leaf))
+
+
+Room = TensorStore
 
 
 def is_mapped(leaf: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """How messages reach clients: the protocol, and the transport that runs all clients in this process.
 
-A client's new state is held back until the loop commits it, so an upload that the server refuses leaves no trace.
+A client's new state takes effect when the loop commits it, so a refused upload changes nothing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Reply(NamedTuple):
     after: Sums | None
     seconds: float
     train_seconds: float
-    fault: str | None = None  # why the client itself holds its training for failed
+    fault: str | None = None  # why the client's own training failed
 
 
 class Record(NamedTuple):
-    """All that a client keeps between visits: the method's state and the optimiser's memory."""
+    """What a client keeps between visits: the method's state and the optimiser's state."""
 
     state: Tree
     memory: Tree
@@ -58,10 +58,10 @@ class Transport(Protocol):
         """Deliver all requests; replies come in any order, and some may never come."""
 
     def commit(self, clients: Sequence[int]) -> None:
-        """The server accepted these uploads: the states that they came from now stand; all others are dropped."""
+        """Commit the states behind the accepted uploads; drop the others."""
 
     def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
-        """One client more, the last of ``task``, which starts with the state ``client``."""
+        """Add a client, the last of ``task``, with the start state ``client``."""
 
     def records(self) -> list[Record]:
         """Every client's state, for checkpoints."""
@@ -80,9 +80,9 @@ def visit(
     engine: Engine | None = None,
     entropy: Normal | None = None,
 ) -> tuple[Record, Reply]:
-    """Everything that happens at a client in one round. The same code runs in every transport and on every engine.
+    """One visit: everything that a client does in a round. The same code runs in every transport and on every engine.
 
-    A real site gives ``entropy``, which noise is then drawn from.
+    A real site passes ``entropy``, from which noise is drawn.
     """
     engine = engine or Plain()
     start = engine.clock()
@@ -91,7 +91,7 @@ def visit(
     state = method.receive(task, record.state, down, local)
 
     def scored(shown: Tree, what: str) -> Sums:
-        """There is nobody to refuse where a model that stands is broken: the run has diverged."""
+        """A committed model that outputs NaN cannot be refused: the run has diverged."""
         try:
             return measure(method, task, shown, data, engine)
         except RunError as error:
@@ -121,7 +121,7 @@ def visit(
 
 
 def reseed(task: Task, seed: int, request: Request) -> None:
-    """Dropout draws from torch's one global generator: every visit sets it, whoever came before."""
+    """Dropout draws from torch's global generator, so every visit seeds it."""
     if task.model.stochastic:
         torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
 
@@ -149,7 +149,7 @@ class InProcess:
         try:
             for future in as_completed(futures):
                 yield from future.result()
-        finally:  # after a failure or Ctrl-C nothing goes on behind the caller's back
+        finally:  # after a failure or Ctrl-C no visit goes on in the background
             wait([future for future in futures if not future.cancel()])
 
     def commit(self, clients: Sequence[int]) -> None:
@@ -168,7 +168,7 @@ class InProcess:
         self._records = list(records)
 
     def _visit(self, requests: Sequence[Request]) -> list[Reply]:
-        """One client, or as many as are trained together."""
+        """Visit one client, or several that are trained together."""
         reseed(self.task, self.seed, requests[0])
         ends = play_together([partial(self._visit_one, request) for request in requests])
         self._pending.update({r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train})

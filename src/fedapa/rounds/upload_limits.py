@@ -1,4 +1,4 @@
-"""How large an upload from outside may be: what its shapes alone do not say."""
+"""Limits on untrusted uploads beyond their shapes: norms, sample counts, classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedapa.core.tree import Tree
 from fedapa.methods.method import COUNTS, Role, Roles
 from fedapa.training.task import Task
 
-FEWEST = 3  # updates that have a middle
+FEWEST = 3  # updates for a meaningful median
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Limits:
     classes: Sequence[frozenset[int]] = ()  # the classes that every client declared; empty: all of them
 
     def with_client(self, classes: frozenset[int]) -> Limits:
-        """The same with one client more, which declared these classes."""
+        """The same limits with one more client, which declared these classes."""
         return replace(self, classes=[*self.classes, classes] if self.classes else ())
 
     def find_excess(self, task: Task, i: int, up: Tree, down: Tree, roles: Roles) -> str | None:
-        """Why client i cannot have sent this; None if it can. Shapes, dtypes and finiteness are checked before."""
+        """Why an upload of client i is refused, else None. Shapes, dtypes and finiteness are checked before."""
         samples = int(task.sizes[i])
         return (
             self._too_large(up, down, samples, roles)
@@ -45,7 +45,7 @@ class Limits:
 
     def find_extremes(self, changes: Mapping[int, float | None]) -> dict[int, str]:
         """Why uploads of a round are too far from what was sent, by client. ``changes`` are the norms of the updates,
-        None where a method's upload has no counterpart. Of fewer than three, nobody can say which is the odd one."""
+        None where a method's upload has no counterpart. Among fewer than three, an outlier cannot be determined."""
         known = {i: change for i, change in changes.items() if change is not None}
         if len(known) < FEWEST or not math.isfinite(self.ratio):
             return {}
@@ -84,7 +84,7 @@ def _miscounted(up: Tree, samples: int, roles: Roles) -> str | None:
         if (role := roles.get(name)) not in COUNTS:
             continue
         if not bool((counts >= 0).all()) or not torch.equal(counts, counts.round()):
-            return f"{name} is no number of samples"
+            return f"{name} is not a number of samples"
         total = float(counts.double().sum())
         if total > samples or (role is Role.SAMPLES and total != samples):
             return f"{name} is {total:g}, it declared {samples} samples"

@@ -1,1 +1,1 @@
-"""What a site needs beyond a run: scores per site, a model to take home, what would leave, how to join later."""
+"""What a site needs beyond a run: its scores, its exported model, a dry run, and joining later."""

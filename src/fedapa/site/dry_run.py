@@ -1,4 +1,4 @@
-"""What joining would mean for one site, found out without joining: its messages, and how good it is alone."""
+"""A dry run of one site without joining: the messages it would send, and how good it is alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, Role
 from fedapa.methods.wrappers import account_of
-from fedapa.rounds.loop import Expected, RoundLog, start
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import start
+from fedapa.rounds.round_log import RoundLog
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.simulation import doubts, simulate
@@ -45,7 +47,7 @@ class DryRun(NamedTuple):
 def dry_run(
     config: Config, method: str, site: str | None = None, progress: Callable[[RoundLog], None] | None = None
 ) -> DryRun:
-    """One real round of one site against a server that it imagines, then local training to the end."""
+    """One real round of one site against a local server, then local training to the end."""
     seed = config.seeds[0]
     own = load_own(config, seed)
     i = _place(own.data, site)

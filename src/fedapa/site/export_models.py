@@ -32,13 +32,13 @@ from fedapa.store.run_folder import kept_engine
 
 
 class Useless(InputError):
-    """A model that says no more than the most frequent class does."""
+    """A model that is no better than the most frequent class."""
 
 
 def deliver_all(
     run: Path, scored: Sequence[Scored], out: Path, anyway: bool = False
 ) -> tuple[list[Path], dict[str, str]]:
-    """Every site's model of a run below ``out``; and the sites that got none, with the reason."""
+    """Write every site's model of a run below ``out``; returns the sites that got none, with the reason."""
     delivered, refused = [], {}
     for i, name in enumerate(_names(read_config(run))):
         try:
@@ -51,7 +51,7 @@ def deliver_all(
 def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None, anyway: bool = False) -> Path:
     """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions.
 
-    A model of no use is refused, or delivered ``anyway`` with a card that says so.
+    A useless model is refused, or delivered ``anyway`` with a card that says so.
     """
     config = read_config(run)
     parts = assemble(config, kept_engine(config.run.engine, run))
@@ -81,7 +81,7 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
 
 
 def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
-    """Why a model is of no use on the site's own rows, train and test together: it predicts one class for all of them,
+    """Why a model is useless on the site's own rows, train and test together: it predicts one class for all of them,
     or is right no more often than the most frequent class and ranks them no better than chance. Of numbers: it is no
     closer to them than their mean is."""
     if not names:

@@ -1,4 +1,4 @@
-"""What a site's model is judged by on the site's own rows: accuracy and AUC of classes, an objective's scores else."""
+"""Measures of a site's model on the site's own rows: accuracy and AUC for classes, else the objective's scores."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fedapa.site.silo_scores import CLASSES, Scored, shown, table
 
 
 class Facts(NamedTuple):
-    """What the card tells, gathered from a run."""
+    """The content of a model card, read from a run."""
 
     site: str
     method: str
@@ -95,7 +95,7 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
             lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
-    own = ", ".join(told(measure, facts.own[measure.name]) for measure in facts.measures)
+    own = ", ".join(score_text(measure, facts.own[measure.name]) for measure in facts.measures)
     tested = sum(facts.tested_on)
     enough = tested >= statistics.FEWEST_ROWS
     exact = any(measure.is_share for measure in facts.measures)
@@ -105,7 +105,7 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
-def told(measure: Measure, interval: Interval) -> str:
+def score_text(measure: Measure, interval: Interval) -> str:
     title, percent, _ = measure.title.partition(" %")
     return f"{title} {shown(measure, interval)}{percent}"
 
@@ -125,7 +125,7 @@ def _verdict(gain: Interval) -> str:
         return " The splits are too few or too alike to tell whether joining helped."
     if gain.low > 0:
         return " Joining helped under these settings."
-    return " Joining hurt under these settings." if gain.high < 0 else " The data do not tell whether joining helped."
+    return " Joining hurt under these settings." if gain.high < 0 else " The data do not show whether joining helped."
 
 
 def _weights(facts: Facts) -> str:

@@ -1,9 +1,9 @@
-"""A client that comes later: what it gets from a federation that is finished or under way, without retraining anybody.
+"""Onboarding: a client that joins a finished or running federation later, without retraining the others.
 
-The server makes room for it (`Method.admit`): with FedAPA, its extractor starts as the mean of all others and its row
-of weights as itself alone; with methods of one shared model nothing changes. Then it is visited alone, as in ordinary
-rounds. Its uploads teach the server only where the server keeps something of its own for every client: a shared model
-would else become the newcomer's.
+The server adds it to its state (`Method.admit`): with FedAPA, its extractor starts as the mean of all others and its
+row of weights as itself alone; with methods of one shared model nothing changes. Then it is visited alone, as in
+ordinary rounds. Its uploads change the server only if that keeps a state per client: otherwise the shared model would
+become the newcomer's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, mixing_weights
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.site.export_models import counts_of, data_dir_of, flaw_of, plain_schema, refuse, sites_of
 from fedapa.site.measures import Measure, measures_of
@@ -42,7 +42,7 @@ from fedapa.training.task import Task
 
 
 class Newcomer(NamedTuple):
-    """How a new client fares, by what its model is made of; scores are of its own test rows."""
+    """Scores of a new client on its own test rows, by how its model was made."""
 
     name: str
     rows: tuple[int, int]
@@ -58,7 +58,7 @@ def onboard(
     file: Path,
     out: Path,
     rounds: int | None = None,
-    told: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
     anyway: bool = False,
 ) -> Newcomer:
     """Add one client with its own file to a run; its model and the server's new state go to ``out``."""
@@ -72,7 +72,7 @@ def onboard(
     own = _read(run, name, file, parts)
     client, rounds = own.data.clients[0], parts.plan.rounds if rounds is None else rounds
     task = replace(parts.task.with_client(client.name, len(client.train.y)), vectorise=False)
-    server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, told)
+    server, record = _join(parts.method, task, point, client, parts.plan.seed, rounds, progress)
     method, i, seed = parts.method, task.clients - 1, parts.plan.seed
     grown = Checkpoint(State(point.state.round, server, point.state.last), [*point.records, record])
     models = {
@@ -116,7 +116,7 @@ def _join(
     client: ClientData,
     seed: int,
     rounds: int,
-    told: Callable[[int], None] | None,
+    progress: Callable[[int], None] | None,
 ) -> tuple[Tree, Record]:
     server, i = method.admit(task, point.state.server), task.clients - 1
     keeps_rows = any(server[name].shape != leaf.shape for name, leaf in point.state.server.items())
@@ -129,8 +129,8 @@ def _join(
             raise RunError(f"{client.name}: {fault}", "lower training.lr")
         if keeps_rows and reply.up:
             server = method.absorb(task, server, [i], [down], [reply.up])
-        if told is not None:
-            told(t)
+        if progress is not None:
+            progress(t)
     return server, record
 
 

@@ -37,7 +37,7 @@ class Network(nn.Module):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter talks about itself."""
+    """Silence the exporter's own messages."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""All sites on one machine: every method over every split, the scores of every site's model in use."""
+"""Scores of a simulated federation of own sites: every method on every split, by site."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def table(scored: Iterable[Scored], measures: Sequence[Measure] = CLASSES) -> li
 
 
 def doubts(scored: Sequence[Scored]) -> Iterator[str]:
-    """Sites that trained too long alone: against them, joining looks better than it is."""
+    """Warn of sites that overfit alone: compared with them, joining looks better than it is."""
     for site in dict.fromkeys(s.site for s in scored):
         mine = [s for s in scored if (s.site, s.method) == (site, "local")]
         pairs = [(s.train.get(AUC.name), s.values.get(AUC.name)) for s in mine]

@@ -10,12 +10,12 @@ from pathlib import Path
 from fedapa.errors import InputError, RunError
 
 Piece = bytes | memoryview
-PUBLIC = 0o666  # for what is made to be shown
+PUBLIC = 0o666  # for files that are meant to be shared
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder and its parents, there even after a power cut: a new entry is safe once its parent was synced. What is
-    new is for its owner alone: models and scores tell about the rows that they come from."""
+    """Create a folder and its parents, safe against a power cut: each parent is synced. Only the owner can read new
+    folders, because models and scores reveal something about the rows behind them."""
     try:
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         for path in reversed(new):
@@ -34,8 +34,8 @@ def sweep(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Iterable[Piece], mode: int = 0o600) -> None:
-    """All of it or nothing: a reader never sees a half-written file, not even after a power cut. It is for its owner
-    alone unless ``mode`` lets others read, as far as the umask does."""
+    """Write a file atomically: no reader sees a half-written one, even after a power cut. Only its owner can read it
+    unless ``mode``, within the umask, allows others."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -1,4 +1,4 @@
-"""Where a run stands, as one safetensors file per round: written aside, synced, renamed; checked when read."""
+"""Checkpoints: one safetensors file per round, written atomically and checked when read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from fedapa.core.tree import Tree, digest, raw
 from fedapa.errors import RunError
-from fedapa.rounds.loop import State
-from fedapa.rounds.tensor_storage import Room
+from fedapa.rounds.round_log import State
+from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Record
 from fedapa.store.atomic_io import Piece, make_folder
 from fedapa.store.atomic_io import sweep as sweep
@@ -36,7 +36,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-KEEP = 2  # the newest, and one more in case the newest turns out to be damaged
+KEEP = 2  # the newest, and one more in case the newest is damaged
 
 
 class Checkpoint(NamedTuple):
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically, then drop what is older than the last few."""
+    """Write atomically, then delete all but the last few."""
     make_folder(folder)
     path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
     write_tree(path, _flatten(checkpoint))
@@ -54,12 +54,12 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
-    """The last sound checkpoint; a damaged one is passed over for the one before it."""
+def newest(folder: Path, tensors: TensorStore | None = None) -> Checkpoint | None:
+    """The newest valid checkpoint; a damaged one is skipped."""
     paths = _all(folder)
     for path in reversed(paths):
         try:
-            return read(path, room)
+            return read(path, tensors)
         except RunError:
             continue
     if paths:
@@ -67,21 +67,21 @@ def newest(folder: Path, room: Room | None = None) -> Checkpoint | None:
     return None
 
 
-def read(path: Path, room: Room | None = None) -> Checkpoint:
-    """Its content in memory, or where ``room`` says."""
-    return _unflatten(read_tree(path, room))
+def read(path: Path, tensors: TensorStore | None = None) -> Checkpoint:
+    """The content of a checkpoint, in memory or where ``tensors`` puts it."""
+    return _unflatten(read_tree(path, tensors))
 
 
 def write_tree(path: Path, tree: Tree) -> str:
-    """One tree with its digest, atomically; answers the digest."""
+    """Write a tree with its digest atomically; returns the digest."""
     found = digest(tree)
     write_atomically(path, _pieces(tree, {"digest": found}))
     return found
 
 
-def read_tree(path: Path, room: Room | None = None) -> Tree:
-    """A tree as it was written, or an error if a bit of it changed."""
-    copy = (room or Room()).copy
+def read_tree(path: Path, tensors: TensorStore | None = None) -> Tree:
+    """Read a tree; an error if any bit of it changed."""
+    copy = (tensors or TensorStore()).copy
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -104,7 +104,7 @@ def _pieces(tree: Tree, meta: dict[str, str]) -> Iterator[Piece]:
         header[name] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors lie at addresses that suit them
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     yield struct.pack("<Q", len(text)) + text
     yield from (raw(tree[name]) for name in names)
 

@@ -18,7 +18,7 @@ FORMAT = "fedapa-partition-1"
 
 
 def save(partition: Partition, path: Path) -> None:
-    """Write index arrays and a JSON header into one .npz, complete or not at all."""
+    """Write index arrays and a JSON header into one .npz, atomically."""
     header = {"format": FORMAT, "rule": partition.rule, "fingerprint": fingerprint(partition)}
     arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for name, part in (("train", partition.train), ("test", partition.test)):
@@ -30,7 +30,7 @@ def save(partition: Partition, path: Path) -> None:
 
 
 def load(path: Path) -> Partition:
-    """Read what `save` wrote; anything else, or anything damaged, is refused."""
+    """Read a file written by `save`; a damaged or other file is refused."""
     header, arrays = _read(Path(path))
     try:
         train, test = (_split_lists(arrays[name], arrays[f"{name}_lengths"]) for name in ("train", "test"))

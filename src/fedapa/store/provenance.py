@@ -21,13 +21,13 @@ from fedapa.training.engines.native import available
 from fedapa.training.task import Task
 
 UNKNOWN = "unknown"
-BETWEEN = "; "  # sessions of one run that differ
+BETWEEN = "; "  # separates different sessions of one run
 PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Of one run; ``unknown`` where it was made before this was kept."""
+    """The provenance of one run; ``unknown`` for runs older than this record."""
 
     numerics: int = 1
     version: str = UNKNOWN  # of fedapa
@@ -39,7 +39,7 @@ class Provenance:
 
 
 def current(task: Task) -> dict[str, str]:
-    """What a session writes into run.db about itself."""
+    """The provenance that a session writes into run.db."""
     return {
         "version": package_version("fedapa"),
         "commit": commit(),
@@ -50,7 +50,7 @@ def current(task: Task) -> dict[str, str]:
 
 
 def over_sessions(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The same of a run in several sessions: where they differ, all are named."""
+    """The combined provenance of several sessions of a run: differing values are all listed."""
     return {key: _with(earlier.get(key, ""), value) for key, value in now.items()}
 
 
@@ -60,20 +60,20 @@ def _with(earlier: str, now: str) -> str:
 
 
 def read(about: Mapping[str, str]) -> Provenance:
-    """Out of a run.db; older ones say less."""
+    """Read from a run.db; older ones hold less."""
     engine, library = about.get("engine", UNKNOWN), about.get("library", "")
-    told = {key: about.get(key, UNKNOWN) for key in ("version", "commit", "processor", "torch", "config")}
-    return Provenance(numerics(about), engine=library or engine, **told)
+    known = {key: about.get(key, UNKNOWN) for key in ("version", "commit", "processor", "torch", "config")}
+    return Provenance(numerics(about), engine=library or engine, **known)
 
 
 def from_dict(row: Mapping[str, Any]) -> Provenance:
-    """Out of a file of results; older ones do not have it."""
+    """Read from a results file; older ones do not have it."""
     known = asdict(Provenance())
     return Provenance(**{key: row.get(key, value) for key, value in known.items()})
 
 
 def by_numerics(names: Iterable[tuple[str, int]]) -> str:
-    """One line that names the versions and who has which; empty where there is only one."""
+    """One line with the numerics versions and their runs; empty if there is only one version."""
     found: dict[int, list[str]] = {}
     for name, numerics in names:
         if name not in found.setdefault(numerics, []):
@@ -123,7 +123,7 @@ def commit_of(package: Path) -> str:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """What git answers; None where it cannot. A hook's own GIT_DIR would ask about another repository."""
+    """The output of git; None if it fails. GIT_DIR, which a hook sets, would name another repository."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -135,12 +135,12 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def _library(task: Task) -> str:
-    """The engine, and which of its libraries: their last digits differ."""
+    """The engine and its library, since last digits differ between libraries."""
     return task.engine if task.kernel is None else f"{task.engine}-{available()[1].partition(':')[0]}"
 
 
 def processor() -> str:
-    """Its name, and the instructions that PyTorch uses on it."""
+    """The processor's name, and the instructions that PyTorch uses on it."""
     return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -1,4 +1,4 @@
-"""``run.db``: one SQLite file per run, written as the run goes, readable by anything at any time."""
+"""``run.db``: one SQLite file per run, written during the run, readable by any program at any time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from fedapa.core.scores import ACCURACY, Score, scores_from_json
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
-from fedapa.rounds.loop import Event, RoundLog
+from fedapa.rounds.round_log import Event, RoundLog
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = """
@@ -62,7 +62,7 @@ CREATE TEMP VIEW client_score AS {
 };
 """
 PER_ROUND = ("round", "summary", "client_round", "client_score", "watched", "event")
-# What is watched under the role of weights. Runs of older versions do not tell: theirs is called A.
+# The watched tensor with the role of weights. Runs of older versions do not name it: it is A there.
 WEIGHTS = "name = (SELECT coalesce(max(value), 'A') FROM meta WHERE key = 'weights')"
 # What a resumed run repeats bit for bit; the other columns are times.
 TIMES = {"round": ("seconds", "training_seconds", "server_seconds"), "client_round": ("seconds",)}
@@ -73,17 +73,22 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would leave it to the umask
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would apply the umask only
             self._db = sqlite3.connect(path)
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot open {path}: {error}", "is the folder read-only?") from error
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
+            earlier = "accuracy" in _tables(self._db)
+            if not earlier:
+                self._db.executescript(SCHEMA)
         except sqlite3.Error as error:
             self._db.close()
             raise RunError(f"cannot write {path}: {error}", "is it damaged, or the disk full or read-only?") from error
+        if earlier:
+            self._db.close()
+            raise RunError(f"{path} was begun by an older version", "finish it with that one, or run again elsewhere")
 
     def describe(self, meta: Mapping[str, str], clients: list[tuple[int, str, int, int, int, str]]) -> None:
         with self._writing():
@@ -91,7 +96,7 @@ class Ledger:
             self._db.executemany("INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?, ?, ?)", clients)
 
     def forget_from(self, round: int) -> None:
-        """Drop rounds that a resumed run will play again."""
+        """Delete rounds that a resumed run will repeat."""
         with self._writing():
             for table in PER_ROUND:
                 self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
@@ -113,14 +118,14 @@ class Ledger:
         return meta(self._db)
 
     def rounds_before(self, round: int) -> int:
-        """How many of the first so many rounds are here."""
+        """How many of the rounds before this one are stored."""
         return int(self._db.execute("SELECT count(*) FROM round WHERE round < ?", (round,)).fetchone()[0])
 
     def logs(self) -> list[RoundLog]:
         return logs(self._db)
 
     def close(self) -> None:
-        """Leave one plain file behind, readable on read-only media too; a reader at work may prevent that."""
+        """Leave one plain file, readable on read-only media too; an active reader may prevent that."""
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
@@ -173,7 +178,7 @@ def _client_row(log: RoundLog, i: int) -> tuple[Any, ...]:
 
 
 def read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, after what a killed process left half-written was rolled back."""
+    """A read-only connection; first rolls back what a killed process left half-written."""
     address = f"{path.absolute().as_uri()}?mode="
     db = sqlite3.connect(address + "ro", uri=True)
     try:
@@ -203,12 +208,16 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _bring_up(db: sqlite3.Connection) -> None:
-    """A run of an older version looks like one of this; its file stays as it is."""
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    """Show a run of an older version through views of the current tables; the file is not changed."""
+    tables = _tables(db)
     if "accuracy" in tables:
         if "client_final" not in tables:
             db.execute("CREATE TEMP TABLE client_final (round, client, correct, total, valid_correct, valid_total)")
         db.executescript(EARLIER)
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def scores_of(db: sqlite3.Connection) -> tuple[Score, ...]:
@@ -229,7 +238,7 @@ def is_begun(path: Path) -> bool:
         with closing(read_only(path)) as db:
             return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except sqlite3.DatabaseError:
-        return True  # damaged rather than empty: whoever reads it says so
+        return True  # damaged rather than empty: reading it reports that
 
 
 def meta(db: sqlite3.Connection) -> dict[str, str]:
@@ -364,7 +373,7 @@ def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
 
 
 def logs(db: sqlite3.Connection) -> list[RoundLog]:
-    """The rounds as the loop told them, but for the order of the clients within one."""
+    """The round logs as the loop wrote them, except for the order of clients within a round."""
     found, scores = {}, scores_of(db)
     for t, clients, training, server in db.execute(
         "SELECT round, seconds - server_seconds, training_seconds, server_seconds FROM round ORDER BY round"
@@ -405,7 +414,7 @@ def _all_sums(db: sqlite3.Connection, round: int, phase: str, scores: Sequence[S
 
 
 def numbers(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Every number of a run but its times: what must be equal after a crash and a resume."""
+    """Every number of a run except times: must be equal after a crash and a resume."""
     with reading(path) as db:
         found = {}
         for table in (*PER_ROUND, "client"):

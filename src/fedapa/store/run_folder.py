@@ -17,8 +17,9 @@ from typing import Any
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.loop import RoundLog, State, is_donated
-from fedapa.rounds.tensor_storage import Room
+from fedapa.rounds.loop import is_donated
+from fedapa.rounds.round_log import RoundLog, State
+from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Transport
 from fedapa.store import checkpoint, provenance, run_db
 from fedapa.store.atomic_io import make_folder as make_folder
@@ -36,14 +37,14 @@ PACKAGES = ("fedapa", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
 def create(folder: Path, config: str) -> None:
-    """Lay out a run that has not started; its config is what makes a folder a run."""
+    """Create the folder of a run that has not started; a folder with a config is a run."""
     make_folder(folder)
     if not (folder / CONFIG).exists():
         checkpoint.write_atomically(folder / CONFIG, config.encode())
 
 
 def check_free(folder: Path, config: str) -> None:
-    """A folder may hold this very run, which then goes on, but no other."""
+    """Refuse a folder that holds another run; the same run is resumed."""
     if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config.encode():
         raise InputError(f"{folder} holds a run with another config", "choose another --out, or resume that one")
 
@@ -76,7 +77,7 @@ def rounds_done(folder: Path) -> int:
 
 
 def refusals(folder: Path) -> str | None:
-    """How many uploads were refused, of whom, and why the first was; None where none was."""
+    """How many uploads were refused, from how many clients, and the first reason; None if none was."""
     if not run_db.is_begun(folder / "run.db"):
         return None
     with run_db.reading(folder / "run.db") as db:
@@ -90,7 +91,7 @@ def refusals(folder: Path) -> str | None:
 
 
 def in_use(folder: Path) -> bool:
-    """Is a process at this run? Asked by taking its lock for a moment."""
+    """Is a process using this run? Checked by taking its lock for a moment."""
     try:
         lock(folder).close()
         return False
@@ -99,7 +100,7 @@ def in_use(folder: Path) -> bool:
 
 
 def is_at_work(folder: Path) -> bool | None:
-    """Is a process at this run? Looked up without touching its lock; None where the system does not tell."""
+    """Is a process using this run? Checked without touching its lock; None if the system does not show it."""
     try:
         inode = (folder / ".lock").stat().st_ino
         locks = Path("/proc/locks").read_text(encoding="ascii")
@@ -111,7 +112,7 @@ def is_at_work(folder: Path) -> bool | None:
 
 
 def kept_engine(wanted: Engine, folder: Path) -> Engine:
-    """``auto`` is decided once in the life of a run: its last digits depend on the engine."""
+    """The engine of a run; ``auto`` is decided once per run, since last digits depend on the engine."""
     if wanted != "auto" or not run_db.is_begun(folder / "run.db"):
         return wanted
     with run_db.reading(folder / "run.db") as db:
@@ -120,21 +121,27 @@ def kept_engine(wanted: Engine, folder: Path) -> Engine:
 
 
 class InUse(InputError):
-    """Another process is at this run."""
+    """Another process uses this run."""
 
 
 class RunFolder:
-    """The sink of a run: numbers first, then the checkpoint, so that a crash repeats a round rather than losing one."""
+    """Writes a run: numbers first, then the checkpoint, so that a crash repeats a round rather than losing one."""
 
     def __init__(
         self,
         folder: Path,
         rounds: int,
         every: int = 1,
-        room: Room | None = None,
+        tensors: TensorStore | None = None,
         scores: Sequence[Score] = (ACCURACY,),
     ) -> None:
-        self.folder, self.rounds, self.every, self.room, self.scores = folder, rounds, every, room or Room(), scores
+        self.folder, self.rounds, self.every, self.tensors, self.scores = (
+            folder,
+            rounds,
+            every,
+            tensors or TensorStore(),
+            scores,
+        )
         self._lock = lock(folder)
         try:
             self.ledger = run_db.Ledger(folder / "run.db")
@@ -146,7 +153,7 @@ class RunFolder:
         self._transport: Transport | None = None
 
     def position(self) -> int:
-        """Rounds that are done and need not be played again."""
+        """The number of rounds that are done."""
         found = checkpoint.newest(self.folder / "checkpoints")
         return 0 if found is None else found.state.round
 
@@ -158,15 +165,15 @@ class RunFolder:
         meta: dict[str, str],
         session: Mapping[str, str] | None = None,
     ) -> State:
-        """Describe the run and go on from its last checkpoint, if there is one.
+        """Describe the run, and resume from its last checkpoint if there is one.
 
-        ``meta`` must not change between sessions of a run; ``session`` says where this one's numbers come from.
+        ``meta`` must not change between sessions of a run; ``session`` is the provenance of this session.
         """
         self._transport = transport
         self._check_same(meta)
         for place in (self.folder, self.folder / "checkpoints"):
             sweep(place)
-        found = checkpoint.newest(self.folder / "checkpoints", self.room)
+        found = checkpoint.newest(self.folder / "checkpoints", self.tensors)
         if found is not None:
             if len(found.records) != len(clients):
                 counts = f"the checkpoint has {len(found.records)} clients, the data {len(clients)}"
@@ -208,15 +215,15 @@ class RunFolder:
             self._lock.close()
 
     def fail(self, reason: str) -> None:
-        """Note why; on a full disk even that may not work, and then the first reason is the one to tell."""
+        """Record why the run failed. On a full disk that may fail, too; then the first error is the one to report."""
         with suppress(RunError):
             self.ledger.describe({"status": "failed", "reason": reason}, [])
             self._say(f"failed: {reason}")
 
     def _check_same(self, meta: dict[str, str]) -> None:
-        """A folder goes on with the run that it holds, and with no other."""
+        """Refuse to continue another run than the one in the folder."""
         kept = self.ledger.meta()
-        begun = "start" in kept  # a run that failed before its first word has only a reason
+        begun = "start" in kept  # a run that failed before it began has only a reason
         if begun and (began := provenance.numerics(kept)) != NUMERICS:
             code = provenance.read(kept)
             raise InputError(
@@ -241,7 +248,7 @@ class RunFolder:
             )
 
     def _save(self, point: Checkpoint) -> None:
-        """Beside the next round's training; states are never changed in place, unless the server's is too large."""
+        """Write while the next round trains. States are not changed in place, unless the server's is too large."""
         self._writing = self._writer.submit(checkpoint.write, self.folder / "checkpoints", point)
         if is_donated(point.state.server) or point.state.round == self.rounds:
             self._settle()

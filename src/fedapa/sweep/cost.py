@@ -1,4 +1,4 @@
-"""What a run will take: measured where a run of its kind is finished, otherwise guessed from its size."""
+"""Expected time of a run: measured if a run of its kind is finished, otherwise estimated from its size."""
 
 from __future__ import annotations
 

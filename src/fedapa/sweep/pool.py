@@ -1,4 +1,4 @@
-"""Processes that play one run after another, each on one core; a run that fails or kills its process harms no other."""
+"""Worker processes, each with one core, that play one run after another. A run that fails stops no other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TRIES = 5
 ENDS = ("finished", "failed", "elsewhere")
 
 
-class News(NamedTuple):
-    """What a process says of the run it is at."""
+class Event(NamedTuple):
+    """What happened to the run that a process plays."""
 
     path: Path
-    what: str  # started, round, finished, failed, elsewhere (another process is at it)
+    what: str  # started, round, finished, failed, elsewhere (another process plays it)
     round: int = 0
     text: str = ""
 
@@ -33,35 +33,35 @@ class News(NamedTuple):
 class Worker:
     process: BaseProcess
     talk: Connection
-    alive: Connection  # never written to; its end tells the process that we are gone
+    alive: Connection  # never written to; closed when we are gone, which ends the process
     at: Path | None = None
 
 
-def play(runs: Sequence[Path], workers: int, tell: Callable[[News], None]) -> None:
-    """Play all runs in the given order, ``workers`` at a time; returns when each has ended in one way or another."""
+def play(runs: Sequence[Path], workers: int, report: Callable[[Event], None]) -> None:
+    """Play all runs in the given order, ``workers`` at a time; returns when all have ended."""
     todo = list(reversed(runs))
-    with _staff(min(workers, len(runs))) as staff:
-        for worker in staff:
+    with _workers(min(workers, len(runs))) as pool:
+        for worker in pool:
             _next(worker, todo)
-        while busy := [worker for worker in staff if worker.at is not None]:
+        while busy := [worker for worker in pool if worker.at is not None]:
             ready = wait([worker.talk for worker in busy])
             for worker in busy:
                 if worker.talk in ready:
-                    _hear(worker, todo, tell)
+                    _receive(worker, todo, report)
 
 
-def _hear(worker: Worker, todo: list[Path], tell: Callable[[News], None]) -> None:
+def _receive(worker: Worker, todo: list[Path], report: Callable[[Event], None]) -> None:
     try:
-        news = News(*worker.talk.recv())
+        event = Event(*worker.talk.recv())
     except (EOFError, ConnectionResetError):
         assert worker.at is not None
         worker.process.join()
-        tell(News(worker.at, "failed", text=_death(worker.process.exitcode)))
+        report(Event(worker.at, "failed", text=_death(worker.process.exitcode)))
         _replace(worker)
         _next(worker, todo)
         return
-    tell(news)
-    if news.what in ENDS:
+    report(event)
+    if event.what in ENDS:
         _next(worker, todo)
 
 
@@ -71,7 +71,7 @@ def _next(worker: Worker, todo: list[Path]) -> None:
         try:
             worker.talk.send(worker.at)
             return
-        except OSError:  # it died between two runs, and took none with it
+        except OSError:  # it died between two runs, so no run was lost
             _replace(worker)
     raise RunError(f"{TRIES} processes ended before they began a run", "is there memory for them? use fewer --jobs")
 
@@ -87,17 +87,17 @@ def _death(code: int | None) -> str:
 
 
 def _serve(talk: Connection, alive: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the one who started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     while (path := talk.recv()) is not None:
         try:
-            _play_one(path, lambda *news: talk.send(news))
+            _play_one(path, lambda *event: talk.send(event))
         except BrokenPipeError:
             return
 
 
 def _end_with_parent(alive: Connection) -> None:
-    """A killed parent cannot stop us; runs go on from their last checkpoint, so an end at any moment loses nothing."""
+    """Exit if the parent was killed. Runs resume from their last checkpoint, so nothing is lost."""
     try:
         alive.recv()
     except (EOFError, OSError):
@@ -129,20 +129,20 @@ def _leave_trace(path: Path, error: Exception) -> None:
         file.writelines(traceback.format_exception(error))
 
 
-# ------------------------------------------------------------------------------------------------- hiring and firing
+# ---------------------------------------------------------------------------------------------- starting and stopping
 
 
 @contextmanager
-def _staff(count: int) -> Iterator[list[Worker]]:
-    staff = [_hire() for _ in range(count)]
+def _workers(count: int) -> Iterator[list[Worker]]:
+    pool = [_start() for _ in range(count)]
     try:
-        yield staff
+        yield pool
     finally:
-        for worker in staff:
-            _dismiss(worker)
+        for worker in pool:
+            _stop(worker)
 
 
-def _hire() -> Worker:
+def _start() -> Worker:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # no module is taken from the working folder
     context: Any = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -155,12 +155,12 @@ def _hire() -> Worker:
 
 
 def _replace(worker: Worker) -> None:
-    _dismiss(worker)
-    new = _hire()
+    _stop(worker)
+    new = _start()
     worker.process, worker.talk, worker.alive = new.process, new.talk, new.alive
 
 
-def _dismiss(worker: Worker) -> None:
+def _stop(worker: Worker) -> None:
     worker.talk.close()
     worker.alive.close()
     worker.process.join()

@@ -1,4 +1,4 @@
-"""A sweep: the runs of one or more files, laid out in a folder, played over all cores, kept in one database."""
+"""A sweep: the runs of one or more files, in one folder, executed on all cores, with one database."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedapa.sweep.sweep_db import NAME, Planned, Store
 from fedapa.version import NUMERICS
 
 RESULTS = "results.json"
-Tell = Callable[["Progress"], None]
+Report = Callable[["Progress"], None]
 
 
 @dataclass
 class Progress:
-    """Where a sweep stands; costs are expected seconds on one core."""
+    """Progress of a sweep; costs are expected seconds on one core."""
 
     whole: float
     done: float
     finished: int
     runs: int
-    news: pool.News | None = None
+    event: pool.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def collected_runs(scenarios: Scenarios, files: Sequence[Path], only: str = "*")
 
 
 def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[dict[str, Any]]:
-    """What a sweep would run, and the minutes on one core that each run may take; nothing is written."""
+    """The runs of a sweep and the expected minutes of each on one core; nothing is written."""
     guesses = {
         str(Path(scenario) / name): (cost.Kind(scenario, method), cost.guess(config, method))
         for scenario, config in scenarios
@@ -72,11 +72,11 @@ def outlook(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[s
     }
     seconds = cost.expected(guesses, Store(out).runs() if is_sweep(out) else [])
     states = {name: "collected" if name in skip else status(out / name) for name in guesses}
-    lies = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
+    attacks = {scenario: config.attack.kind for scenario, config in scenarios if config.attack is not None}
     rows = [{"run": name, "state": states[name], "minutes": seconds[name] / 60} for name in guesses]
-    if not lies:
+    if not attacks:
         return rows
-    return [{**row, "lies": lies.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
+    return [{**row, "attack": attacks.get(guesses[str(row["run"])][0].scenario, "")} for row in rows]
 
 
 def lay_out_all(scenarios: Scenarios, out: Path, only: str = "*", skip: Collection[str] = ()) -> list[Path]:
@@ -100,8 +100,8 @@ def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[s
     return is_wanted
 
 
-def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = None) -> dict[str, str]:
-    """Play what is not finished, longest first; returns why runs failed, by their path below ``out``."""
+def play(out: Path, paths: Iterable[Path], workers: int, report: Report | None = None) -> dict[str, str]:
+    """Execute the unfinished runs, longest first; returns why runs failed, by their path below ``out``."""
     store = Store(out)
     jobs, failed = _jobs(out, list(paths), store)
     todo = [job for job in jobs if status(job.path) != "finished"]
@@ -109,19 +109,19 @@ def play(out: Path, paths: Iterable[Path], workers: int, tell: Tell | None = Non
     by_path = {job.path: job for job in jobs}
     progress = Progress(sum(job.seconds for job in jobs), 0.0, len(jobs) - len(todo), len(jobs))
 
-    def hear(news: pool.News | None) -> None:
-        if news is not None:
-            _note(store, by_path[news.path].planned, news, failed)
-            if news.what == "round":
-                share[news.path] = news.round / by_path[news.path].planned.rounds
-            progress.finished += news.what == "finished"
+    def on_event(event: pool.Event | None) -> None:
+        if event is not None:
+            _note(store, by_path[event.path].planned, event, failed)
+            if event.what == "round":
+                share[event.path] = event.round / by_path[event.path].planned.rounds
+            progress.finished += event.what == "finished"
         progress.done = sum(share[job.path] * job.seconds for job in jobs)
-        progress.news = news
-        if tell is not None:
-            tell(progress)
+        progress.event = event
+        if report is not None:
+            report(progress)
 
-    hear(None)
-    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, hear)
+    on_event(None)
+    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, on_event)
     return failed
 
 
@@ -130,7 +130,7 @@ def _left(job: Job, share: Mapping[Path, float]) -> float:
 
 
 def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[str, str]]:
-    """What there is to play, and the runs that cannot be: a damaged one must not stop the rest."""
+    """The runs to execute, and those that are damaged, which must not stop the rest."""
     plans, guesses = {}, {}
     for path in paths:
         config = read_config(path)
@@ -146,7 +146,7 @@ def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[s
 
 
 def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str], store: Store) -> dict[str, str]:
-    """Note what happened to runs while nobody looked: finished or cut off in a killed sweep, or damaged."""
+    """Update the states of runs that finished, stopped or were damaged since the last sweep."""
     failed = {}
     for plan in plans.values():
         try:
@@ -161,13 +161,13 @@ def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str],
     return failed
 
 
-def _note(store: Store, plan: Planned, news: pool.News, failed: dict[str, str]) -> None:
-    if news.what == "finished":
+def _note(store: Store, plan: Planned, event: pool.Event, failed: dict[str, str]) -> None:
+    if event.what == "finished":
         _keep(store.path.parent, plan, store)
-    elif news.what == "failed":
-        failed[plan.path] = news.text
-        store.note(plan.path, "failed", news.text)
-    elif news.what == "started":
+    elif event.what == "failed":
+        failed[plan.path] = event.text
+        store.note(plan.path, "failed", event.text)
+    elif event.what == "started":
         store.note(plan.path, "running")
 
 

@@ -43,7 +43,7 @@ class Planned(NamedTuple):
 
 
 class Store:
-    """Short transactions, so that nobody waits long for anybody."""
+    """Writes in short transactions, so that processes do not block each other for long."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -84,7 +84,7 @@ class Store:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The runs of a sweep for somebody who only looks."""
+    """A read-only view of the runs of a sweep."""
     path = folder / NAME
     try:
         with closing(run_db.read_only(path)) as db:

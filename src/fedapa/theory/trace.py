@@ -11,7 +11,9 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated
 from fedapa.methods.method import Method
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request, visit
 from fedapa.training.local import Engine, Job, Plain, Trained, train
@@ -62,7 +64,7 @@ def play(method: Method, task: Task, data: Federated, plan: Plan, start: int = 0
     torch.set_num_threads(1)  # as in every run; models this small only suffer from more
     begin, client = loop.start(method, task, start)
     transport = Watched(method, task, data, plan.seed, client)
-    like = loop.Expected(method, task, data.clients[0].train.x[0])
+    expected = Expected(method, task, data.clients[0].train.x[0])
     rounds: list[Round] = []
 
     def sink(log: RoundLog, state: State) -> None:
@@ -71,5 +73,5 @@ def play(method: Method, task: Task, data: Federated, plan: Plan, start: int = 0
         paths = {i: transport.paths[i] for i in log.trained}
         rounds.append(Round(log.round, old, state.server, paths, torch.stack([down["theta"] for down in downs])))
 
-    loop.run(method, task, transport, plan, begin, like, sink)
+    loop.run(Context(method, task, transport, plan, expected), begin, sink)
     return rounds

@@ -1,4 +1,4 @@
-"""One client's toolbox for one visit: its own data, its own random stream, and the only training loop there is."""
+"""One client's toolbox for one visit: its data, its random stream, and the training loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Job(NamedTuple):
-    """One call of ``sgd`` with nothing left to decide: all that an engine needs to run it."""
+    """One call of ``sgd``, complete: all that an engine needs to run it."""
 
     task: Task
     loss: Loss
@@ -63,7 +63,7 @@ class Pass(NamedTuple):
 
 
 class Engine(Protocol):
-    """Who does the work of a visit. An engine may break a visit off and play it again, hence ``once``."""
+    """Runs the training of a visit. An engine may interrupt a visit and replay it, hence ``once``."""
 
     def train(self, job: Job) -> Trained:
         """Run one training."""
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """[n, ...] one row per sample, without gradients."""
 
     def once(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` answers, computed once in a visit however often the visit is played."""
+        """The result of ``compute``, computed once per visit even if the visit is replayed."""
 
     def clock(self) -> float:
         """Seconds; only differences mean something."""
@@ -95,14 +95,14 @@ class Plain:
 
 
 class Normal(Protocol):
-    """Where normal numbers come from."""
+    """A source of normal numbers."""
 
     def normal(self, count: int) -> npt.NDArray[np.float32]:
         """So many independent standard normal numbers."""
 
 
 class Seeded:
-    """From a stream that everybody who knows its key can draw again."""
+    """From a seeded stream, which anybody who knows its key can repeat."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
@@ -114,7 +114,7 @@ class Seeded:
 class Entropy:
     """From the operating system's cryptographic generator: no seed, no state, nothing that could be drawn again.
 
-    A fast generator with a secret seed would not do: whoever guesses the update knows the noise, and can find the
+    A fast generator with a secret seed would not do: anybody who guesses the update knows the noise, and could find the
     state of such a generator from it.
     """
 
@@ -127,7 +127,7 @@ class Entropy:
 
 @dataclass
 class Local:
-    """``memory`` is what the client's optimiser remembers between visits; the run keeps it beside the state."""
+    """``memory`` is the optimiser's state between visits; the run keeps it beside the client's state."""
 
     task: Task
     client: int

@@ -1,4 +1,4 @@
-"""What a model is trained for and judged by: a loss, the scores, and which of them is the headline.
+"""Objective: a loss, the scores, and which of them is the primary score.
 
 An objective belongs to the task. Methods call ``task.loss``; engines know the losses that they can fuse. A score is a
 sum and a count that add up over samples and clients, and a rule that turns both into a value. What does not add up,
@@ -24,7 +24,7 @@ from fedapa.plugins import load_object
 
 Target = Literal["class", "number"]
 Sums = Mapping[str, tuple[float, float]]  # a score by name: sum and count
-LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are told as this
+LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are stored as this
 
 
 @dataclass(frozen=True)
@@ -163,5 +163,5 @@ def _own(name: str) -> type[Objective]:
         raise InputError(f"unknown objective {name!r}", f"choose one of {', '.join(OBJECTIVES)}, or file.py:Class")
     found = load_object(name, "objective")
     if not (isinstance(found, type) and issubclass(found, Objective)):
-        raise InputError(f"objective {name!r} is no class of Objective", "derive it from fedapa.Objective")
+        raise InputError(f"objective {name!r} is not a subclass of Objective", "derive it from fedapa.Objective")
     return found

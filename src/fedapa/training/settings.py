@@ -1,4 +1,4 @@
-"""How a client trains, as a config says it; needs no torch."""
+"""The section [training] of a config; needs no torch."""
 
 from __future__ import annotations
 

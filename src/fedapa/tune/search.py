@@ -1,4 +1,4 @@
-"""Which settings are tried next. A search knows a method's space and its trials so far, and nothing of runs."""
+"""Which settings to try next. A search knows a method's space and its trials so far, but no runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scored(NamedTuple):
 
 
 def check_search(search: str, spaces: dict[str, Space], defaults: dict[str, Settings], trials: int) -> None:
-    """Whatever would stop a search later."""
+    """Raise now what would stop the search later."""
     if search == "optuna" and find_spec("optuna") is None:
         hint = "pip install 'fedapa[tune]'; or --search random, which needs nothing more"
         raise InputError("--search optuna needs Optuna, which is not installed", hint)
@@ -34,7 +34,7 @@ def check_search(search: str, spaces: dict[str, Space], defaults: dict[str, Sett
 
 
 def propose(search: str, name: str, space: Space, seed: int, tried: Sequence[Scored], trials: int) -> list[Settings]:
-    """The settings of a method's next trials; none where all are there."""
+    """The settings of a method's next trials; none if all exist."""
     if search == "random":
         return _random(name, space, seed, [one.settings for one in tried], trials)
     return _optuna(name, space, seed, tried, min(BATCH, trials - len(tried)))
@@ -50,8 +50,8 @@ def _random(name: str, space: Space, seed: int, tried: Sequence[Settings], trial
 
 
 def _optuna(name: str, space: Space, seed: int, tried: Sequence[Scored], count: int) -> list[Settings]:
-    """What Optuna's sampler suggests after the scores so far. It is made anew from the stored trials every time, so
-    that there is nothing to lose between two of them."""
+    """What Optuna's sampler suggests given the scores so far. The study is rebuilt from the stored trials every time,
+    so a killed tuning loses nothing."""
     import optuna
 
     if count <= 0:

@@ -106,7 +106,7 @@ def _value(word: str) -> Any:
 
 
 def spaces(config: Config, asked: Mapping[str, Any]) -> dict[str, Space]:
-    """The space of every method of a config: what is declared, with what is asked for on top."""
+    """The space of every method of a config: the declared one, with the requested changes."""
     placed = [_placed(key, config) for key in asked]
     found = {}
     for name in config.methods:
@@ -182,7 +182,7 @@ def _placed(key: str, config: Config) -> tuple[str, str]:
 
 
 def _check_legal(config: Config, name: str, space: Space) -> None:
-    """Ends of ranges and all choices are legal values: found before the first run, not in the middle."""
+    """Check before the first run that the ends of ranges and all choices are legal values."""
     for key, dimension in space.items():
         for value in dimension.values if isinstance(dimension, Choices) else dimension[:2]:
             said = f"the search space of {name}, {key}={dimension}"
@@ -216,7 +216,7 @@ def defaults(config: Config, name: str, space: Space) -> Settings:
 
 
 def drawn(space: Space, name: str, seed: int, trial: int, attempt: int = 0) -> Settings:
-    """The settings of a numbered trial. Values of training.* are the same for every method: none is luckier there."""
+    """The settings of a numbered trial. Values of training.* are the same for every method."""
     return {
         key: _at(dimension, _uniform(seed, key if key.startswith("training.") else f"{name}.{key}", trial, attempt))
         for key, dimension in space.items()

@@ -70,7 +70,7 @@ class Trial:
 def make_plan(
     config: Config, asked: dict[str, Any], trials: int, search: str, seed: int, rounds: int | None = None
 ) -> Plan:
-    """A tuning that can be done; whatever is wrong with it is found here."""
+    """Check a tuning; raises an error if it cannot be done."""
     found = spaces(config, asked)
     check_search(search, found, {name: defaults(config, name, space) for name, space in found.items()}, trials)
     held = (config.sites or config.data).validation
@@ -111,7 +111,7 @@ def stored(out: Path) -> tuple[Plan, list[Trial]]:
 
 
 def same_or_more(plan: Plan, found: Plan, out: Path) -> Plan:
-    """The plan to go on with: the one that a folder holds, or the same with more trials."""
+    """The plan to continue with: the one in the folder, or the same with more trials."""
     for key, was in asdict(found).items():
         now = getattr(plan, key)
         if key != "trials" and now != was:

@@ -1,4 +1,4 @@
-"""Play the trials of all methods over all cores, score them on held-out data alone, and write down the best settings.
+"""Run the trials of all methods on all cores, score them on held-out data, and write the best settings.
 
 No number in this file comes from test data: a score is the primary one on data that was taken out of the clients' train
 sets, of the model that the method is evaluated by, mean of the last five rounds and of all allocations.
@@ -25,7 +25,7 @@ from fedapa.tune.space import defaults, table
 from fedapa.tune.trials import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config
 
 TABLE, TUNED = "trials.csv", "tuned.toml"
-Tell = Callable[["Progress"], None]
+Report = Callable[["Progress"], None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Progress:
     whole: int
     finished: int  # runs
     runs: int
-    news: Any = None
+    event: Any = None
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Choice:
         return {key: whole[key] for key in ("method", "trial", "settings", "held", "score")} | {"default": self.default}
 
 
-def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Plan, list[TrialRow]]:
-    """Begin a tuning in a folder, or go on with the one that it holds; the table of its trials when all have ended."""
+def tune(plan: Plan, out: Path, jobs: int, report: Report | None = None) -> tuple[Plan, list[TrialRow]]:
+    """Start a tuning in a folder or resume the one there; returns its plan and the table of trials."""
     with lock(make_folder(out)):
         trials: list[Trial] = []
         if is_tuning(out):
@@ -84,10 +84,10 @@ def tune(plan: Plan, out: Path, jobs: int, tell: Tell | None = None) -> tuple[Pl
         fresh = trials
         while True:
             if fresh:
-                _play(plan, out, trials, fresh, jobs, tell)
+                _play(plan, out, trials, fresh, jobs, report)
             fresh = _next(plan, trials, rows(out, plan, trials))
             trials = sorted([*trials, *fresh], key=lambda trial: (plan.methods.index(trial.method), trial.number))
-            _save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning goes on with the same
+            _save(out, plan, trials, rows(out, plan, trials))  # before they run: a killed tuning resumes with the same
             if not fresh:
                 return plan, _write(out, plan, trials)
 
@@ -106,21 +106,23 @@ def _next(plan: Plan, trials: Sequence[Trial], found: Sequence[TrialRow]) -> lis
     return fresh
 
 
-def _play(plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial], jobs: int, tell: Tell | None) -> None:
-    """Play the runs of some trials; one that fails is noted and stops no other."""
+def _play(
+    plan: Plan, out: Path, trials: Sequence[Trial], fresh: Sequence[Trial], jobs: int, report: Report | None
+) -> None:
+    """Execute the runs of some trials; a failed one is recorded and stops no other."""
     by_method = {name: [trial for trial in fresh if trial.method == name] for name in plan.methods}
     scenarios = [(name, trial_config(plan, name, mine)) for name, mine in by_method.items() if mine]
     paths = runner.lay_out_all(scenarios, out)
     runs, before = plan.runs * len(plan.methods), (len(trials) - len(fresh)) * len(plan.seeds)
 
-    def hear(now: runner.Progress) -> None:
-        if now.news is not None and now.news.what in ("finished", "failed"):
+    def on_progress(now: runner.Progress) -> None:
+        if now.event is not None and now.event.what in ("finished", "failed"):
             _save(out, plan, trials, rows(out, plan, trials))
-        if tell is not None:
+        if report is not None:
             done = before + len(paths) * (now.done / now.whole if now.whole else 1)
-            tell(Progress(round(done * plan.rounds), runs * plan.rounds, before + now.finished, runs, now.news))
+            report(Progress(round(done * plan.rounds), runs * plan.rounds, before + now.finished, runs, now.event))
 
-    runner.play(out, paths, jobs, hear)
+    runner.play(out, paths, jobs, on_progress)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -216,9 +218,9 @@ def tuned(plan: Plan, chosen: Mapping[str, TrialRow]) -> str:
     """A config of the tuned methods, with the rounds and the validation share of the config that was tuned."""
     config = plan.read()
     own = {f"{name}-tuned": table(config, name, row.settings) for name, row in chosen.items()}
-    told = [
+    lines = [
         f"# {name}-tuned: trial {row.trial} of {plan.trials}, {row.score.text(row.held)} on held-out train data"
         for name, row in chosen.items()
     ]
     head = "# Chosen by `fedapa tune` on held-out train data; test data was not looked at."
-    return "\n".join([head, *told, "", dump(config.model_copy(update={"methods": list(own), "method": own}))])
+    return "\n".join([head, *lines, "", dump(config.model_copy(update={"methods": list(own), "method": own}))])

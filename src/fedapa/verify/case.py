@@ -16,7 +16,9 @@ from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, Split, from_arrays
 from fedapa.methods.method import Method, Schedule
 from fedapa.rounds import loop
-from fedapa.rounds.loop import RoundLog, State
+from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.loop import Context
+from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
@@ -77,13 +79,13 @@ class Case:
         return make_task(self.data, model, training, ROUNDS, head, engine=self.engine, objective=self.objective)
 
     @cached_property
-    def like(self) -> loop.Expected:
-        return loop.Expected(self.method, self.task, self.data.clients[0].train.x[0])
+    def expected(self) -> Expected:
+        return Expected(self.method, self.task, self.data.clients[0].train.x[0])
 
     @cached_property
     def exchanges(self) -> list[tuple[Tree, Tree]]:
         """What a client receives and sends in its first rounds."""
-        return self.like.exchanges(3)
+        return self.expected.exchanges(3)
 
     def plan(self, rounds: int = ROUNDS) -> Plan:
         return Plan(rounds, (0.5, 1.0), self.schedule, seed=7)
@@ -94,6 +96,9 @@ class Case:
     def transport(self, workers: int = 1) -> InProcess:
         _, client = loop.start(self.method, self.task, 7)
         return InProcess(self.method, self.task, self.data, 7, client, workers)
+
+    def context(self, transport: InProcess, plan: Plan) -> Context:
+        return Context(self.method, self.task, transport, plan, self.expected)
 
     def run(
         self,
@@ -107,9 +112,7 @@ class Case:
         transport = transport or self.transport(workers)
         logs: list[RoundLog] = []
         begin = state or loop.start(self.method, self.task, 7)[0]
-        end = loop.run(
-            self.method, self.task, transport, self.plan(rounds), begin, self.like, lambda log, _: logs.append(log)
-        )
+        end = loop.run(self.context(transport, self.plan(rounds)), begin, lambda log, _: logs.append(log))
         return Outcome(end.server, transport.records(), logs)
 
     @lru_cache(maxsize=4)  # noqa: B019 - cases are short-lived

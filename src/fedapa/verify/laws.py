@@ -16,7 +16,7 @@ from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import COUNTS, Surrogate
 from fedapa.rounds.evaluation import Sums
-from fedapa.rounds.loop import State
+from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint
@@ -202,9 +202,9 @@ def bad_uploads_change_nothing(case: Case) -> str:
     for kind, damage in DAMAGES.items():
         hurt = case.run(transport=_damaging(case, lambda up, damage=damage: damage(_damageable(case, up))))  # type: ignore[misc]
         _same(absent, hurt, f"a run without client 1 and one where its uploads are {kind}")
-        told = [e.text for log in hurt.logs for e in log.events if e.kind == "refused"]
-        if not told or not all(case.task.name(1) in text for text in told):
-            raise Broken(f"uploads that are {kind} were not refused by the client's name: {told}")
+        refusals = [e.text for log in hurt.logs for e in log.events if e.kind == "refused"]
+        if not refusals or not all(case.task.name(1) in text for text in refusals):
+            raise Broken(f"uploads that are {kind} were not refused by the client's name: {refusals}")
     _check_nobody_answers(case)
     return f"{len(DAMAGES)} kinds of damage refused"
 

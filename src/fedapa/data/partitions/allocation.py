@@ -1,4 +1,4 @@
-"""From a request to a partition: draw until everybody has enough, or cut by sizes that are already known."""
+"""From a request to a partition: draw until every client has enough, or cut by known sizes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from fedapa.errors import InputError
 
 
 def drawn(request: SplitRequest, draw: Draw) -> Partition:
-    """The partition of the first draw that gives everybody enough."""
+    """The partition of the first draw that gives every client enough."""
     check_enough(request)
     rng = np.random.default_rng(request.seed)
     bound = int(request.given["max_redraws"])
@@ -23,7 +23,7 @@ def drawn(request: SplitRequest, draw: Draw) -> Partition:
 
 
 def _exhausted(request: SplitRequest, search: partition_math.Search) -> InputError:
-    """Say which minimum failed in the draw that came nearest."""
+    """The error: which minimum failed in the best draw."""
     part = "train" if search.best[0] <= request.minimum[0] else "test"
     size, minimum = (b[part == "test"] for b in (search.best, request.minimum))
     knob = "a larger alpha, " if "alpha" in request.given else ""

@@ -20,7 +20,7 @@ from fedapa.training.model import SplitModel
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task, task_loss
 
-FEWEST = 8  # clients; with fewer, vectorising gains too little to be told from noise
+FEWEST = 8  # clients; with fewer, the gain by vectorising is within noise
 SAMPLE = 16  # clients that are measured: what pays with them pays more with many
 GAIN = 1.3  # times that vmap must be faster
 BUDGET = 0.1  # seconds for one look at the plain loop
@@ -28,7 +28,7 @@ LONG = 0.02  # seconds for two steps, which then go into arithmetic, not into th
 
 
 def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
-    """The task on the engine that the user wants; an error where that one cannot run it."""
+    """The task on the requested engine; an error if that cannot run it."""
     if engine == "torch":
         return task
     if engine != "vmap" and (kernel := native_kernel(task.model, data, engine == "native")) is not None:
@@ -40,7 +40,7 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
 
 
 def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
-    """The compiled engine, if it was built and knows this model; an error instead if the user insists on it."""
+    """The compiled engine, if it was built and knows this model; an error if the user requested it."""
     built, reason = available()
     shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
     if shape is not None and model.plain_head:

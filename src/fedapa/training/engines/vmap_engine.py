@@ -1,7 +1,7 @@
 """The vmap engine: many clients of a round trained in one vectorised step.
 
-A method is written for one client and asks for training in the middle of its code. Methods are pure, so that a visit
-can be broken off where it asks and played again, with the answer, once all clients of the cohort have asked. No
+A method is written for one client and asks for training in the middle of its code. Methods are pure, so a visit
+can be interrupted where it asks, and replayed with the answer once all clients of the cohort have asked. No
 threads wait for each other, and what is trained together depends on the clients alone, never on timing.
 """
 
@@ -30,7 +30,7 @@ Rows = slice | Tensor
 Work = Job | Pass
 Found = Trained | Tensor | Exception
 LARGEST = 64  # clients in a cohort: part of the results' last digits, so it does not depend on cores
-MOST_PAUSES = 32  # a visit that asks more often goes on alone: playing it again and again would cost more
+MOST_PAUSES = 32  # a visit that asks more often goes on alone, since replaying it would cost more
 STACK_LIMIT = 2**29  # bytes of stacked parameters and constants
 PASS_LIMIT = 2**22  # numbers in the samples of one vectorised pass
 
@@ -53,7 +53,7 @@ class Pause(BaseException):
 
 
 class Script:
-    """The engine of a visit that is played several times: what was answered before is answered again."""
+    """The engine of a visit that is replayed: earlier answers are given again."""
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -104,7 +104,7 @@ class Script:
 
 
 def play_together(visits: Sequence[Callable[[Engine], T]]) -> list[T]:
-    """Play all visits to their ends; what they ask for at the same time is done together."""
+    """Run all visits to their ends; trainings that they request at the same time are run together."""
     if len(visits) == 1:
         return [visits[0](Plain())]
     scripts, ends = [Script() for _ in visits], dict[int, T]()

@@ -25,7 +25,7 @@ def open_site(folder: Path) -> Site:
 
 
 def folder_of(context: Context) -> Path:
-    """Where the node's site lives; in Flower's simulation, by the partition's number among FEDAPA_SITES."""
+    """The folder of the node's site; in Flower's simulation, chosen by the partition's number below FEDAPA_SITES."""
     if SITE in context.node_config:
         return Path(str(context.node_config[SITE]))
     folders = sorted(path.parent for path in Path(os.environ["FEDAPA_SITES"]).glob(f"*/{KIT}"))
@@ -33,12 +33,12 @@ def folder_of(context: Context) -> Path:
 
 
 def train(message: Message, context: Context) -> Message:
-    """A visit, with or without training."""
+    """Answer a request to train or to evaluate."""
     folder, content = folder_of(context), message.content
     terms, ask = messages.read(Terms, content.get("terms")), messages.read(TrainRequest, content.get("ask"))
     site = open_site(folder)
     answer, up = site.visit(terms, ask, unpack(content.get("down")))
-    fault = plain(site.reason or answer.fault, 1000) if answer.fault else ""  # in full, for this site's own eyes
+    fault = plain(site.reason or answer.fault, 1000) if answer.fault else ""  # in full, in the site's own log only
     note(folder, state="ready", run=plain(terms.run), round=ask.round + 1, trained=answer.trained, fault=fault)
     if fault:
         complain(f"round {ask.round + 1} of run {plain(terms.run)}: {fault}")
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def query(message: Message, context: Context) -> Message:
-    """What the site says about its data."""
+    """Describe the site's data."""
     asked = messages.read(Question, message.content.get("question"))
     folder = folder_of(context)
     found = (site := open_site(folder)).describe(asked.config, asked.site)

@@ -6,7 +6,7 @@ from fedapa.federation.registry import Coordinator
 from fedapa.store.atomic_io import write_atomically
 
 FILE = "nginx.conf"
-# What a node that was enrolled by hand needs. Registering itself is not among it.
+# The calls that an enrolled node needs. Self-registration is not among them.
 CALLS = (
     "activate-node",
     "deactivate-node",
@@ -31,7 +31,7 @@ def write(coordinator: Coordinator) -> None:
 
 def configuration(coordinator: Coordinator) -> str:
     folder, settings = coordinator.folder.absolute(), coordinator.settings
-    return f"""# The only way in from outside. Control and runtime calls have no login of their own: they end here.
+    return f"""# The only way in from outside. Control and runtime calls have no login of their own and are refused.
 pid "{folder}/nginx.pid";
 error_log "{folder}/log/nginx.log" warn;
 worker_processes 1;
@@ -59,7 +59,7 @@ http {{
     limit_conn_zone $binary_remote_addr zone=callers:10m;
 
     server {{
-        listen {settings.door} ssl;
+        listen {settings.proxy_port} ssl;
         ssl_certificate "{coordinator.certificate.absolute()}";
         ssl_certificate_key "{coordinator.key.absolute()}";
         ssl_protocols TLSv1.3;

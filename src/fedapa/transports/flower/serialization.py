@@ -1,4 +1,4 @@
-"""Messages as Flower's and back: trees as raw bytes with dtype and shape, no pickle, nothing believed unseen."""
+"""Conversion to and from Flower's messages: trees as raw bytes with dtype and shape, no pickle, everything checked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from fedapa.core.tree import Tree, raw
 from fedapa.federation.messages import DTYPES, Failure, FailureKind, Outgoing, Unsound
 
-KIND = "fedapa.raw"  # how the bytes are meant: C order, little endian
+KIND = "fedapa.raw"  # of the bytes: C order, little endian
 MOST_TENSORS, LONGEST_NAME = 10_000, 200
 
 
 AWAY = 5  # Flower's code for a node whose heartbeat has stopped
-GIANT, GARBLED = 901, 902  # ours for replies that are too large, or that cannot be put together
+GIANT, GARBLED = 901, 902  # ours for replies that are too large or cannot be reassembled
 FAILURES: dict[int, FailureKind] = {AWAY: "away", GIANT: "too large", GARBLED: "unreadable"}
 
 
@@ -30,7 +30,7 @@ def to_flower(message: Outgoing) -> Message:
 
 
 class FlowerReply:
-    """A message of Flower's, read as an ``Incoming``."""
+    """Flower's message as an ``Incoming``."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -58,7 +58,7 @@ def pack(tree: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def unpack(record: object, most_bytes: float = math.inf) -> Tree:
-    """The tree of a record from anywhere; whatever is wrong with it is an ``Unsound``, found before it is copied."""
+    """Parse the tree of an untrusted record; an invalid one raises ``Unsound`` before anything is copied."""
     if not isinstance(record, ArrayRecord):
         raise Unsound("it holds no tensors")
     if len(record) > MOST_TENSORS:
@@ -75,17 +75,17 @@ def _packed(leaf: Tensor) -> Array:
 
 def _unpacked(name: str, array: Array) -> Tensor:
     if len(name) > LONGEST_NAME or not name.isprintable():
-        raise Unsound("a tensor has no proper name")
+        raise Unsound("a tensor has an invalid name")
     dtype = DTYPES.get(array.dtype)
     if array.stype != KIND or dtype is None:
         raise Unsound(f"{name} is {array.dtype[:40]!r} as {array.stype[:40]!r}")
     shape = tuple(array.shape)
     if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape) or len(shape) > 8:
-        raise Unsound(f"{name} has no proper shape")
+        raise Unsound(f"{name} has an invalid shape")
     if math.prod(shape) * dtype.itemsize != len(array.data):
         raise Unsound(f"{name} has {len(array.data)} bytes, its shape needs {math.prod(shape) * dtype.itemsize}")
     if dtype == torch.bool and array.data.strip(b"\0\1"):
-        raise Unsound(f"{name} is neither true nor false")
+        raise Unsound(f"{name} has bytes that are not booleans")
     if not array.data:
         return torch.empty(shape, dtype=dtype)
     # Copied into memory of torch's own: at an odd address, matrix products would round differently.

@@ -1,4 +1,4 @@
-"""The ServerApp, for whoever starts runs by Flower's own means: a run folder played over the grid that Flower lends.
+"""The ServerApp, for runs that Flower itself starts: plays a run folder over the grid that Flower provides.
 
 Real federations do not need it (`fedapa coordinator run` claims its grid itself). Flower's simulation does: there every
 node is a site folder under FEDAPA_SITES, by the number of its partition.
@@ -25,11 +25,11 @@ from fedapa.federation.run_federation import play_over
 from fedapa.store.run_folder import CONFIG
 from fedapa.transports.flower.serialization import FlowerReply, to_flower
 
-IDENTIFY = 120.0  # seconds for all nodes to say who they are
+IDENTIFY = 120.0  # seconds for all nodes to report their names
 
 
 class Lent:
-    """Flower's own grid as a session. It ends with Flower's run: there is no other to begin."""
+    """Flower's own grid as a session. It ends with Flower's run and cannot be renewed."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
@@ -49,7 +49,7 @@ class Lent:
 
 
 def identify(session: Session, text: str) -> list[Enrolled]:
-    """Every node by the name that its site folder gives it; nobody proves a name in a simulation."""
+    """Every node by the name in its site folder; names are not authenticated in a simulation."""
     asked: dict[str, int] = {}
     for node in session.nodes():
         question = messages.write(Question("", text))

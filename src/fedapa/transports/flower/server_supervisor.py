@@ -1,4 +1,4 @@
-"""The coordinator's processes: Flower's SuperLink on this machine alone, and the door for everybody else."""
+"""The coordinator's processes: Flower's SuperLink on the loopback address, and the reverse proxy for sites."""
 
 from __future__ import annotations
 
@@ -34,27 +34,25 @@ def coordinator_processes(coordinator: Coordinator) -> Supervisor:
         ),
     )
     children = [Child("superlink", link, folder / "log" / "superlink.log", folder)]
-    if coordinator.settings.door:
-        children.append(Child("door", door_command(coordinator), folder / "log" / "door.log", folder))
+    if coordinator.settings.proxy_port:
+        children.append(Child("proxy", proxy_command(coordinator), folder / "log" / "proxy.log", folder))
     return Supervisor(children, folder / PID)
 
 
-def door_command(coordinator: Coordinator) -> list[str]:
+def proxy_command(coordinator: Coordinator) -> list[str]:
     nginx = find_nginx()
     if nginx is None:
-        hint = "apt-get install nginx-light; or `coordinator init --door 0` if all sites are on this machine"
-        raise InputError("nginx is not installed, and sites come in through it", hint)
+        hint = "apt-get install nginx-light; or `coordinator init --proxy-port 0` if all sites are on this machine"
+        raise InputError("nginx is not installed, and sites connect through it", hint)
     folder = coordinator.folder.absolute()
     for name in ("nginx", "log"):
         make_folder(folder / name)
     command = [nginx, "-c", str(folder / reverse_proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
-    if os.geteuid() == 0:  # its workers would become nobody, who may not enter this folder
+    if os.geteuid() == 0:  # else its workers run as nobody, who may not enter this folder
         command += ["-g", "user root;"]
     tried = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise InputError(
-            f"nginx does not take {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}", "mend that file"
-        )
+        raise InputError(f"nginx rejected {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}", "fix that file")
     return command
 
 

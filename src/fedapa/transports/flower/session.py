@@ -1,8 +1,8 @@
-"""The coordinator's end of Flower: who is registered, and a run that lends this process its grid.
+"""The coordinator's side of Flower: registered nodes, and a Flower run whose grid this process uses.
 
-The SuperLink starts no process for us: this one claims the run's task itself, so a run's life is this process's life,
-and a SuperLink that is killed and comes back finds it waiting. Flower's own helpers for that interrupt the process
-when a token has expired, hence the plain calls here.
+The SuperLink starts no process for us: this process claims the run's task itself. So the run lives as long as this
+process, and continues when a killed SuperLink comes back. Flower's own helpers interrupt the process when a token has
+expired, hence the plain calls here.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from fedapa.federation.messages import Outgoing, digest_of
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import Node, SessionLost
 from fedapa.federation.run_federation import play_over
-from fedapa.rounds.loop import RoundLog
+from fedapa.rounds.round_log import RoundLog
 from fedapa.simulation import Progress, Result
 from fedapa.store.run_folder import lock
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
 
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-HEARTBEAT = 8.0  # seconds; Flower forgets a task after 30 without
-HANDED_OVER = 60.0  # seconds for the SuperLink to hand over a task; those of foreign runs are passed over
+HEARTBEAT = 8.0  # seconds between heartbeats; Flower drops a task after 30 without one
+HANDED_OVER = 60.0  # seconds for the SuperLink to assign the task; tasks of other runs are skipped
 STALLED = 30.0  # seconds without another part of a reply: its node died while it sent
 MOST_PARTS = 30_000  # 10,000 tensors of three parts each, or 1 GB in pieces of 5 MB
 SLICE = 2.0  # seconds that one reply is fetched before the others have their turn
-# Nothing in it but names: sites run what is installed at them.
+# It has names only: sites run the code that is installed there.
 APP = """[build-system]
 requires = ["setuptools"]
 build-backend = "setuptools.build_meta"
@@ -95,9 +95,9 @@ def build_app() -> Fab:
 def conduct(
     coordinator: Coordinator, folder: Path, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> Result:
-    """Run, or continue, what a run folder's config says, with the sites of this coordinator."""
+    """Run or resume a run folder with the sites of this coordinator."""
     config = read_config(folder)
-    lock(folder).close()  # where another process is at it, no session is begun
+    lock(folder).close()  # no session is started if another process uses the folder
     session = FlowerSession(
         coordinator, say or (lambda text: None), most_bytes=1.5 * config.federation.max_upload_bytes
     )
@@ -108,12 +108,12 @@ def conduct(
         finished = True
     finally:
         session.close(finished)
-        note("run ended" if finished else "run broken off", folder=str(folder.absolute()))
+        note("run ended" if finished else "run aborted", folder=str(folder.absolute()))
     return result
 
 
 def _noted(progress: Progress | None, folder: Path, note: Callable[..., object]) -> Progress:
-    """The same progress; what was agreed, and who came, left or was refused, is in the audit log as well."""
+    """Progress that also writes to the audit log what was agreed and which sites joined, left or were refused."""
     agreed = False
 
     def step(log: RoundLog) -> None:
@@ -145,7 +145,7 @@ def online(coordinator: Coordinator) -> dict[int, str] | None:
 
 
 class Control:
-    """What an administrator may do: reachable on the coordinator's own machine alone."""
+    """Administration calls; reachable only on the coordinator's own machine."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -165,7 +165,7 @@ class Control:
         return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
     def sync(self) -> None:
-        """The SuperLink knows exactly the keys of the registry's members."""
+        """Register exactly the keys of the registry's members at the SuperLink."""
         known = {bytes(node.public_key): node for node in self.nodes() if node.status != "unregistered"}
         numbers = {}
         for site in self.coordinator.members():
@@ -187,7 +187,7 @@ class Control:
 
 @dataclass
 class Arriving:
-    """A reply whose parts are coming in."""
+    """A reply whose parts are arriving."""
 
     name: str
     parts: dict[str, bytes | None]
@@ -196,7 +196,7 @@ class Arriving:
 
 
 class FlowerSession:
-    """One Flower run after another, until ours is done."""
+    """A session over one or more Flower runs, until ours is done."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class FlowerSession:
         return str(ids[0]) if ids and ids[0] else ""
 
     def pull(self, ids: Iterable[str]) -> list[FlowerReply]:
-        """Replies that are complete. One that is still arriving holds nobody up, and one that stopped is an error."""
+        """The complete replies. One that is still arriving does not block the others; one that stalled is an error."""
         wanted = [name for name in ids if name not in self._arriving]
         if wanted:
             client = self._grid._runtime_client
@@ -234,7 +234,7 @@ class FlowerSession:
         return [FlowerReply(message) for message in found_now if message is not None]
 
     def _fetch(self, asked: str) -> Message | None:
-        """Whatever is there of a reply; the reply, once that is all of it."""
+        """Fetch the available parts of a reply; returns the reply once it is complete."""
         entry, run, until = self._arriving[asked], TaskIdentity.run_id, time.monotonic() + SLICE
         if len(entry.parts) > MOST_PARTS:
             return self._broken(asked, GIANT, f"it has more than {MOST_PARTS} parts")
@@ -252,16 +252,16 @@ class FlowerSession:
                 break
         if any(content is None for content in entry.parts.values()):
             stalled = time.monotonic() - entry.moved > STALLED
-            return self._broken(asked, AWAY, "its reply stopped on the way") if stalled else None
+            return self._broken(asked, AWAY, "its reply stalled") if stalled else None
         del self._arriving[asked]
         done = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=entry.name)
         self._call(lambda: self._grid._runtime_client.ConfirmMessageReceived(done))
         try:
             whole = {part: content for part, content in entry.parts.items() if content is not None}
             message: Any = inflate_object_from_contents(entry.name, whole)
-        except Exception as error:  # bytes from outside, put together by Flower: whatever it says, it is that reply
+        except Exception as error:  # untrusted bytes: whatever Flower raises is this reply's error
             return self._error(asked, GARBLED, f"it cannot be read: {error}"[:200])
-        return message if isinstance(message, Message) else self._error(asked, GARBLED, "it is no message")
+        return message if isinstance(message, Message) else self._error(asked, GARBLED, "it is not a message")
 
     def _broken(self, asked: str, code: int, reason: str) -> Message:
         del self._arriving[asked]
@@ -277,14 +277,14 @@ class FlowerSession:
         return {int(node.node_id): Node(node.status == "online", _seconds(node.last_activated_at)) for node in found}
 
     def renew(self) -> None:
-        self.say("the SuperLink forgot this session; a new one begins")
+        self.say("the SuperLink lost this session; starting a new one")
         self.renewals += 1
         self._arriving.clear()
         self._grid.close()
         self._open()
 
     def close(self, finished: bool) -> None:
-        """Tell the SuperLink how it ended, if it still listens."""
+        """Report the result to the SuperLink, if it still answers."""
         self._stop.set()
         status = "completed" if finished else "failed"
         try:
@@ -305,7 +305,7 @@ class FlowerSession:
         grid.set_run(run_from_proto(found.run))
 
     def _claim(self) -> str:
-        """Start a Flower run and take its task; tasks of older runs that nobody took are left to expire."""
+        """Start a Flower run and claim its task; unclaimed tasks of older runs are left to expire."""
         control = Control(self.coordinator)
         interceptors: list[Any] = [
             RuntimeVersionHttpInterceptor(component_name="SuperExec"),
@@ -322,13 +322,15 @@ class FlowerSession:
                     return str(taken.token)
                 if not taken.token:
                     time.sleep(0.1)
-            raise RunError("the SuperLink does not hand over its run", "stop the coordinator and start it again")
+            raise RunError(
+                "the SuperLink did not assign the task of its run", "stop the coordinator and start it again"
+            )
         finally:
             control.close()
             runtime.close()
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Through an absence of the SuperLink; ``SessionLost`` here means that the run just begun was lost, too."""
+        """Retry while the SuperLink is away; ``SessionLost`` here means that the new run was lost, too."""
         while True:
             try:
                 return self._call(work)
@@ -358,7 +360,7 @@ class FlowerSession:
             try:
                 self._grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, RunNotRunningException, RuntimeError):
-                continue  # whoever uses the session next finds out
+                continue  # the next call on the session raises it
 
 
 def read_ca(path: Path) -> bytes:

@@ -16,8 +16,8 @@ PID = "site.pid"
 
 
 def site_processes(folder: Path) -> Supervisor:
-    """The supervisor of one site. A SuperNode whose predecessor was killed is refused until that one's heartbeat has
-    expired, and ends; it is started again until it is let in."""
+    """The supervisor of one site. A SuperNode whose predecessor was killed is refused and ends until that
+    one's heartbeat has expired; it is restarted until it is accepted."""
     folder, kit = folder.absolute(), read_kit(folder)
     for name in (KEY, CA):
         if not (folder / name).is_file():
@@ -45,8 +45,8 @@ def site_processes(folder: Path) -> Supervisor:
 
 
 def _renew(folder: Path) -> None:
-    """New secrets for every start: the worker's word to the SuperNode, and the SuperNode's certificate, by which the
-    worker knows it. Another user who takes the port while it restarts has neither."""
+    """New secrets for every start: the worker's token for the SuperNode, and the certificate that authenticates the
+    SuperNode to the worker. Another local user who takes the port during a restart has neither."""
     folder.chmod(0o700)
     audit_log.append(folder, "joined", coordinator=read_kit(folder).coordinator)
     write_secret(folder / SECRET, secrets.token_bytes(32))

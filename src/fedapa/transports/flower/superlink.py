@@ -1,11 +1,12 @@
-"""The coordinator's SuperLink: Flower's own, behind two questions that Flower does not ask.
+"""The coordinator's SuperLink: Flower's own, behind two checks that Flower does not make.
 
-*Whose call is it?* Flower's open-source build has no login for control and runtime calls, and the loopback address is
+*Who is calling?* Flower's open-source build has no login for control and runtime calls, and the loopback address is
 open to every user of the machine. So they are refused unless the caller's socket belongs to the user who runs the
-SuperLink, or to root. Where the system does not say whose a socket is, all users of the machine are trusted.
+SuperLink, or to root. Where the system does not show the owner of a socket, all local users are trusted.
 
-*Is it signed?* A call of the fleet must carry the signature of an enrolled key before its body is read: a stranger
-fills neither disk nor memory. A key that is used from two addresses, or by a second node for long, raises an alarm.
+*Is it signed?* A call of the fleet must carry the signature of an enrolled key before its body is read, so
+strangers cannot fill disk or memory. A key that is used from two addresses, or by a second node for long, raises an
+alarm.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from fedapa.federation import audit_log, peer
 from fedapa.federation.registry import Coordinator, Enrolled
 
 FLEET, ACTIVATE = "/v1/fleet/", "/v1/fleet/activate-node"
-ADDRESS = "x-real-ip"  # set by the reverse proxy, and believed from this user's processes alone
+ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's processes
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
 STALE = 180.0  # seconds after which a killed node's heartbeat has surely expired: its successor is let in before
 QUIET = 3600.0  # seconds between two alarms about one site
 
 
 class Guard:
-    """In front of the SuperLink. ``members`` are the enrolled sites, ``alarm`` is told of a key that two use."""
+    """In front of the SuperLink. ``members`` are the enrolled sites; ``alarm`` is called when two use one key."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Guard:
 
 
 def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
-    """The member whose key signed a call, by the rules of Flower; None where nobody did."""
+    """The member whose key signed a call, by Flower's rules; None if no member did."""
     try:
         public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         site = next((site for site in members if site.key.encode() == public), None)
@@ -99,8 +100,8 @@ def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
 
 
 def _address(scope: Scope) -> str:
-    told = Headers(scope=scope).get(ADDRESS)
-    return told if told and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
+    given = Headers(scope=scope).get(ADDRESS)
+    return given if given and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def _refuse(text: str, status: int) -> PlainTextResponse:
@@ -109,18 +110,18 @@ def _refuse(text: str, status: int) -> PlainTextResponse:
 
 @dataclass
 class Seen:
-    """One site, as its calls show it."""
+    """What is known of a site from its calls."""
 
     address: str
     at: float
-    refused_since: float | None = None  # since when a second node asks in vain, again and again
+    refused_since: float | None = None  # since when a second node has been asking and is refused
     refused_at: float = 0.0
     alarmed: float | None = None
 
 
 @dataclass
 class Watch:
-    """Notices a key that two machines use: from two addresses at one time, or by a node that is refused for long."""
+    """Detects a key that two machines use: from two addresses at one time, or by a node that is refused for minutes."""
 
     alarm: Callable[[str, str], None]
     clock: Callable[[], float]
@@ -150,7 +151,7 @@ class Watch:
 
 
 def sound_alarm(folder: Path, site: str, text: str) -> None:
-    """Into the audit log, where `coordinator status` finds it; a full disk must not stop the SuperLink."""
+    """Write an alarm to the audit log, which `coordinator status` shows; a full disk must not stop the SuperLink."""
     print(f"ALARM: {site}: {text}", file=sys.stderr, flush=True)
     try:
         audit_log.append(folder, "alarm", site=site, text=f"{text}; was its kit stolen? remove-site ends it")
@@ -159,7 +160,7 @@ def sound_alarm(folder: Path, site: str, text: str) -> None:
 
 
 def main() -> None:
-    """FOLDER of the coordinator, then Flower's own words."""
+    """Arguments: the coordinator's folder, then Flower's own."""
     folder = Path(sys.argv.pop(1))
     run: Any = uvicorn.run
 

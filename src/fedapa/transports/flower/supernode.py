@@ -1,8 +1,8 @@
-"""A site's SuperNode: Flower's own, with two ends mended that would leave the site online and dumb for ever.
+"""A site's SuperNode: Flower's own, with fixes for two hangs that leave a site online but silent.
 
-It takes one request at a time, and sends its reply before it looks for the next one. A request whose run ends while it
-is fetched is forgotten only by half: its task stays, and the worker waits for parts that never come. And a reply whose
-worker dies while it hands it over is waited for without end.
+A SuperNode takes one request at a time, and sends its reply before it polls for the next one. If a run ends while its
+request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies while it hands over
+a reply, the SuperNode waits for the rest without end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RunOver(Exception):
 
 
 def take(*, pull_object: Callable[..., bytes], confirm_message_received: Callable[..., None], **rest: Any) -> Any:
-    """Fetch a request; where its run ends meanwhile, it goes the way of every request that could not be fetched."""
+    """Fetch a request; if its run ends meanwhile, treat it as any request that could not be fetched."""
     return _take(pull_object=_plainly(pull_object), confirm_message_received=_plainly(confirm_message_received), **rest)
 
 
@@ -39,11 +39,11 @@ def _plainly(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Arriving:
-    """The parts of a reply; one that does not come is an error after a while, and the reply is dropped."""
+    """The parts of a reply. A part that does not arrive in time is an error, and the reply is dropped."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._since: float | None = None  # when the part was first asked for that is waited for now
+        self._since: float | None = None  # when the missing part was first requested
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -1,6 +1,6 @@
-"""A site's long-lived worker: takes the SuperNode's tasks one by one and answers them, without a new process for each.
+"""A site's long-lived worker: answers the SuperNode's tasks one by one, without a new process for each.
 
-It runs the ClientApp that is installed here. The app that comes with a run is only a name, and is not even unpacked.
+It runs the ClientApp that is installed here. The app that comes with a run is only a name and is never unpacked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL, HEARTBEAT = 0.2, 8.0
 
 
 def work(folder: Path, address: str) -> None:
-    """Until the process is stopped."""
+    """Answer tasks until the process is stopped."""
     secret = (folder / SECRET).read_bytes()
     auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE}))
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
@@ -51,12 +51,12 @@ def work(folder: Path, address: str) -> None:
 
 
 def trusted(folder: Path) -> bytes:
-    """The authority behind the SuperNode's certificate, made for this start: whoever else is at its port is refused."""
+    """The authority of the SuperNode's certificate, made for this start; any other server at its port is refused."""
     return (folder / LOCAL / CA).read_bytes()
 
 
 def perform(folder: Path, address: str, token: str) -> None:
-    """One task; whatever fails on the way becomes the answer, or is left to the coordinator's patience."""
+    """Answer one task. An error becomes the reply, or the coordinator's timeout handles it."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     interceptors: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
     client = RuntimeHttpClient.from_server_address(address, False, trusted(folder), interceptors)
@@ -67,8 +67,10 @@ def perform(folder: Path, address: str, token: str) -> None:
         context.node_config[SITE] = str(folder)
         try:
             reply, status, details = app(message, context), "completed", ""
-        except Exception as error:  # a bug here must reach the coordinator as an answer
-            details = f"{type(error).__name__} at this site; its log says more"  # its words may hold values or paths
+        except Exception as error:  # a bug must reach the coordinator as a reply
+            details = (
+                f"{type(error).__name__} at this site; its log says more"  # the message may contain values or paths
+            )
             complain(plain(f"{type(error).__name__}: {error}", 1000))
             reply, status = Message(Error(2, details), reply_to=message), "failed"
         push_message(client, reply, context)

@@ -45,7 +45,7 @@ RUNTIME = ("acquire-task", "pull-task-input", "push-messages", "get-nodes")
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    made = Federation(tmp_path_factory.mktemp("house"), door=processes.free_port())
+    made = Federation(tmp_path_factory.mktemp("house"), proxy_port=processes.free_port())
     for share, name in enumerate(("birch", "cedar")):  # the two that take part for real, as the only ones
         kit = made.folder / "kits" / name
         write_kit(kit, replace(read_kit(kit), share=share))
@@ -122,7 +122,7 @@ def is_the_doors(answer):
     return answer.status_code in (400, 403) and "<center>nginx</center>" in answer.text
 
 
-def test_a_site_works_through_the_door(house):
+def test_a_site_works_through_the_reverse_proxy(house):
     """A real SuperNode and its worker: messages and tensors pass both ways."""
     house.join(["birch"])
     wait(lambda: "birch" in online(house), 240, 1.0)
@@ -158,7 +158,7 @@ def test_nobody_registers_himself(coordinator):
     assert refused.value.response.status_code == 403
 
 
-def test_nor_does_anybody_past_the_door(coordinator):
+def test_nor_does_anybody_past_the_reverse_proxy(coordinator):
     """The SuperLink itself knows the registry's keys and takes no others."""
     key = ec.generate_private_key(ec.SECP384R1())
     client = caller(coordinator, signed(key), address=coordinator.address)
@@ -284,7 +284,7 @@ def test_repeated_byte_for_byte_an_upload_changes_nothing(house, coordinator):
     "/v1/fleet/pull-messages/../../control/list-runs", "//v1/control/list-runs", "/V1/control/list-runs",
     "/v1/fleet%2f..%2fcontrol/list-runs",
 ])  # fmt: skip
-def test_control_and_runtime_end_at_the_door(coordinator, path):
+def test_control_and_runtime_end_at_the_reverse_proxy(coordinator, path):
     answer = post(coordinator, path)
     assert is_the_doors(answer), (answer.status_code, answer.text[:200])
     assert answer.status_code == 403 or "%" in path
@@ -334,7 +334,7 @@ def test_a_revoked_site_is_refused(house, coordinator):
     assert refused.value.response.status_code == 401
     again = fedapa("coordinator", "add-site", "dune", "--kit", "kits/dune2", cwd=house.folder, check=False)
     assert again.returncode == 2
-    assert "a name is never given again" in again.stderr
+    assert "names are never reused" in again.stderr
 
 
 def test_a_site_with_a_strange_kit_does_not_start(house, tmp_path):

@@ -1,0 +1,48 @@
+"""What a round leaves behind, and where a run stands between two rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from fedapa.core.tree import Tree
+from fedapa.rounds.evaluation import Sums
+from fedapa.rounds.membership import Newcomer
+
+
+class Event(NamedTuple):
+    round: int
+    client: int | None
+    kind: str
+    text: str
+
+
+@dataclass
+class RoundLog:
+    """Everything one round leaves behind; rows are clients."""
+
+    round: int
+    trained: list[int]
+    before: Sums | None = None  # [M, S, 4]: see rounds/evaluation.py
+    after: Sums | None = None
+    final: Sums | None = None  # of the last round: what the last aggregation would send, which no round scores
+    down_bytes: dict[int, int] = field(default_factory=dict)
+    up_bytes: dict[int, int] = field(default_factory=dict)
+    client_seconds: dict[int, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    watched: Tree = field(default_factory=dict)
+    joined: list[Newcomer] = field(default_factory=list)  # before this round; the last of all clients
+    gone: frozenset[int] = frozenset()  # who left for good before this round, or before another
+
+
+class State(NamedTuple):
+    """Where a run stands between two rounds, beside the clients' own records."""
+
+    round: int  # rounds done
+    server: Tree
+    last: Sums  # [M, S, 4] scores of every client's last trained state; UNKNOWN where it was not measured yet
+
+
+class Sink(Protocol):
+    def __call__(self, log: RoundLog, state: State) -> None: ...
