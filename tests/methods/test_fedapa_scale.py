@@ -16,7 +16,7 @@ from fedapa.methods.catalogue import make
 from fedapa.methods.fedamp import gram
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
-from fedapa.rounds import loop
+from fedapa.rounds import loop, messages_sent
 from fedapa.rounds.messages_sent import Sent
 from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
@@ -117,7 +117,7 @@ class Counting(FedAPA):
 
 
 def test_a_cohort_is_mailed_in_groups_largest_clients_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "SEND_TOGETHER", 2)
+    monkeypatch.setattr(messages_sent, "SEND_TOGETHER", 2)
     monkeypatch.setattr(Counting, "calls", [])
     sent = Sent(Counting(), TASK, server(), [9, 3, 17], [5, 4])
     first = sent.to(3)
@@ -130,7 +130,7 @@ def test_a_cohort_is_mailed_in_groups_largest_clients_first(monkeypatch: pytest.
 
 
 def test_what_is_too_large_to_keep_is_made_again_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "KEEP_SENT", 4 * P)
+    monkeypatch.setattr(messages_sent, "KEEP_SENT", 4 * P)
     monkeypatch.setattr(Counting, "calls", [])
     sent = Sent(Counting(), TASK, server(), [9, 3, 17])
     downs = {i: sent.to(i) for i in (9, 3, 17)}
