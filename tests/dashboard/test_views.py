@@ -294,4 +294,4 @@ def test_the_sites_of_a_coordinator(top: Path, tmp_path: Path) -> None:
 def test_a_coordinator_that_is_none(fedapa: Call, top: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
     answer = fedapa("watch", top, "--coordinator", top)
-    assert (answer.code, "is no coordinator" in answer.err) == (2, True)
+    assert (answer.code, "is not a coordinator's folder" in answer.err) == (2, True)

@@ -96,7 +96,7 @@ def test_wire_json_is_kept_to(tmp_path: Path, fedapa: Call) -> None:
         assert made.code == 0, made.err
         (tmp_path / "wire.json").rename(tmp_path / name / "wire.json")
     assert_same_bits(silo, played(tmp_path, ["north", "south"]), tmp_path, ["north", "south"])
-    with pytest.raises(RunError, match="plays fedavg, this site agreed to fedapa"):
+    with pytest.raises(RunError, match="runs fedavg, this site agreed to fedapa"):
         played(tmp_path, ["north", "south"], "fedavg")
 
 
