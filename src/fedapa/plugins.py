@@ -31,8 +31,11 @@ def _from_file(path: Path) -> ModuleType:
     """A file is imported once in a process, under a name that is its own."""
     path = path.expanduser().resolve()
     name = f"fedapa_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
+    return sys.modules[name] if name in sys.modules else import_file(path, name)
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """A file as the module ``name``, run anew; one that fails leaves no module behind."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")

@@ -23,7 +23,7 @@ from fedapa.rounds.loop import Context
 from fedapa.rounds.membership import Membership
 from fedapa.rounds.round_log import RoundLog, Sink, State
 from fedapa.rounds.round_plan import Plan
-from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, Room
+from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, TensorStore
 from fedapa.rounds.transport import InProcess, Record
 from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
@@ -149,11 +149,11 @@ def play(
     goes."""
     (state, client), logs = begin, list[RoundLog]()
     method, task, plan, transport = context.method, context.task, context.plan, context.transport
-    room = Room(mmap_above_mb * 2**20, folder)
+    store = TensorStore(mmap_above_mb * 2**20, folder)
     if folder is None:
-        state = loop.run(context, state, _tell(logs, progress), room, membership)
+        state = loop.run(context, state, _record(logs, progress), store, membership)
         return Result(method, _with_all(task, logs), logs, state, transport.records())
-    keeper = RunFolder(folder, plan.rounds, checkpoint_every, room, task.objective.scores)
+    keeper = RunFolder(folder, plan.rounds, checkpoint_every, store, task.objective.scores)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
         about["weights"] = next(iter(named(method.roles, Role.WEIGHTS)), "")
@@ -163,7 +163,7 @@ def play(
             clients, context = [*clients, newcomer.row(len(clients))], context.with_client(newcomer)
         state = keeper.begin(transport, state, clients, about, provenance.current(context.task))
         logs += keeper.earlier()
-        state = loop.run(context, state, _tell(logs, progress, keeper), room, membership)
+        state = loop.run(context, state, _record(logs, progress, keeper), store, membership)
         keeper.finish()
     except RunError as error:
         keeper.fail(error.message)
@@ -205,7 +205,7 @@ def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
     return said if noised is None else said + noised.doubts(task, *Expected(method, task, sample).exchanges(1)[0])
 
 
-def _tell(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> Sink:
+def _record(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> Sink:
     def sink(log: RoundLog, state: State) -> None:
         if keeper is not None:
             keeper(log, state)

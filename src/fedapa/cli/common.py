@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fedapa.methods.catalogue import METHODS
 
 if TYPE_CHECKING:
     from fedapa.analysis.method_rows import MethodRow
+    from fedapa.core.scores import Score
 
 RUNS = Path("runs")
 
@@ -165,8 +167,10 @@ def play_all(
         for run in todo:
             one = bar.add_task(run.name, total=totals[run], completed=rounds_done(run), note="")
 
-            def step(log: Any, one: Any = one, run: Path = run) -> None:
-                bar.update(one, completed=log.round + 1, note=_note(log, run))
+            primary = cache(partial(_primary, run))  # it never changes: run.db is asked once, not in every round
+
+            def step(log: Any, one: Any = one, primary: Callable[[], Score] = primary) -> None:
+                bar.update(one, completed=log.round + 1, note=_note(log, primary))
                 bar.advance(whole)
 
             try:
@@ -193,18 +197,24 @@ def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) 
     return kind(f"{len(failed)} of {runs} runs failed: {'; '.join(listed)}", hint)
 
 
-def _note(log: Any, run: Path) -> str:
+def _note(log: Any, primary: Callable[[], Score]) -> str:
     """The primary score before and after local training."""
     from fedapa.rounds.evaluation import summarise
-    from fedapa.store import run_db
 
     if log.before is None or log.after is None:
         return ""
-    with run_db.reading(run / "run.db") as db:
-        score = run_db.primary(db)
+    score = primary()
     before, after = (summarise(score, c[:, 0, 0], c[:, 0, 1]).pooled for c in (log.before, log.after))
     digits = 1 if score.unit == "%" else score.digits
     return f"{before:.{digits}f} / {after:.{digits}f} {score.unit or score.name}"
+
+
+def _primary(run: Path) -> Score:
+    """What a run is judged by."""
+    from fedapa.store import run_db
+
+    with run_db.reading(run / "run.db") as db:
+        return run_db.primary(db)
 
 
 def print_comparison(out: Path, form: str, rival: str = "local") -> None:

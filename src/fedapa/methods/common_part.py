@@ -6,13 +6,12 @@ A comparison of ways to share is one of heads unless both sides keep the same pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
+from fedapa.methods.sharing import Shared as Shared
 from fedapa.training.task import Task
 
-Shared = Literal["model", "extractor"]
 SHARED = "what is sent and averaged: all (paper), or the extractor with private heads"
 
 

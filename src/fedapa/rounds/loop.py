@@ -18,7 +18,7 @@ from fedapa.rounds.membership import Membership, Newcomer
 from fedapa.rounds.messages_sent import Sent
 from fedapa.rounds.round_log import Event, RoundLog, Sink, State
 from fedapa.rounds.round_plan import Plan
-from fedapa.rounds.tensor_storage import Room, is_mapped
+from fedapa.rounds.tensor_storage import TensorStore, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
 from fedapa.rounds.upload_limits import change_between
 from fedapa.streams import stream
@@ -75,17 +75,17 @@ class Context:
 
 
 def run(
-    context: Context, state: State, sink: Sink, room: Room | None = None, membership: Membership | None = None
+    context: Context, state: State, sink: Sink, store: TensorStore | None = None, membership: Membership | None = None
 ) -> State:
-    """Play all rounds that are left, with the server's state in ``room``; ``membership`` says who comes and goes."""
-    room = room or Room()
-    state = state._replace(server=room.hold(state.server))
+    """Play all rounds that are left, with the server's state in ``store``; ``membership`` says who comes and goes."""
+    store = store or TensorStore()
+    state = state._replace(server=store.hold(state.server))
     play = play_parallel if context.is_parallel else play_sequential
     while state.round < context.plan.rounds:
         log = RoundLog(state.round, [])
         if membership is not None:
             context, state = _renew(context, membership, state, log)
-            state = state._replace(server=room.hold(state.server))
+            state = state._replace(server=store.hold(state.server))
         log.trained = draw(context.plan, context.task.clients, state.round, log.gone)
         state = play(context, state, log)
         if state.round == context.plan.rounds:

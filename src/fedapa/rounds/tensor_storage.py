@@ -43,9 +43,6 @@ class TensorStore:
         return leaf.is_contiguous() and (leaf.nbytes <= self.limit or is_mapped(leaf))
 
 
-Room = TensorStore
-
-
 def is_mapped(leaf: Tensor) -> bool:
     return leaf.untyped_storage().filename is not None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -13,6 +11,7 @@ from typing import NamedTuple
 
 from fedapa.errors import InputError
 from fedapa.methods.method import Claims, Method, Schedule
+from fedapa.plugins import import_file
 from fedapa.training.objective import Classification, Objective
 from fedapa.verify import laws
 from fedapa.verify.case import Broken, Case
@@ -61,18 +60,15 @@ def load_method(path: Path) -> dict[str, Method]:
     """The methods that a Python file defines, each with its default hyper-parameters."""
     if not path.is_file():
         raise InputError(f"{path} does not exist", "name a Python file that defines a subclass of fedapa.Method")
-    spec = importlib.util.spec_from_file_location(f"user_method_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise InputError(f"{path} is not a Python file", "its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, f"user_method_{path.stem}")
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise InputError(f"{path} cannot be imported: {what}", "run it with python first") from error
     classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if issubclass(cls, Method)]
-    found = [cls for cls in classes if cls.__module__ == spec.name]
+    found = [cls for cls in classes if cls.__module__ == module.__name__]
     if not found:
         raise InputError(f"{path} defines no subclass of fedapa.Method", "see docs/add-a-method.md")
     return {cls.__name__: _default(cls, path) for cls in found}
