@@ -21,7 +21,7 @@ from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, summarise
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.loop import Context
 from fedapa.rounds.membership import Membership
-from fedapa.rounds.round_log import RoundLog, Sink, State
+from fedapa.rounds.round_log import RoundLog, Sink, State, watched_stride
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, TensorStore
 from fedapa.rounds.transport import InProcess, Record
@@ -151,7 +151,7 @@ def play(
     method, task, plan, transport = context.method, context.task, context.plan, context.transport
     store = TensorStore(mmap_above_mb * 2**20, folder)
     if folder is None:
-        state = loop.run(context, state, _record(logs, progress), store, membership)
+        state = loop.run(context, state, _record(logs, plan.rounds, progress), store, membership)
         return Result(method, _with_all(task, logs), logs, state, transport.records())
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, store, task.objective.scores)
     try:
@@ -163,7 +163,7 @@ def play(
             clients, context = [*clients, newcomer.row(len(clients))], context.with_client(newcomer)
         state = keeper.begin(transport, state, clients, about, provenance.current(context.task))
         logs += keeper.earlier()
-        state = loop.run(context, state, _record(logs, progress, keeper), store, membership)
+        state = loop.run(context, state, _record(logs, plan.rounds, progress, keeper), store, membership)
         keeper.finish()
     except RunError as error:
         keeper.fail(error.message)
@@ -205,10 +205,12 @@ def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
     return said if noised is None else said + noised.doubts(task, *Expected(method, task, sample).exchanges(1)[0])
 
 
-def _record(logs: list[RoundLog], progress: Progress | None, keeper: RunFolder | None = None) -> Sink:
+def _record(logs: list[RoundLog], rounds: int, progress: Progress | None, keeper: RunFolder | None = None) -> Sink:
     def sink(log: RoundLog, state: State) -> None:
         if keeper is not None:
             keeper(log, state)
+        if logs and logs[-1].round % watched_stride(log, rounds):
+            logs[-1].watched = {}
         logs.append(log)
         if progress is not None:
             progress(log)

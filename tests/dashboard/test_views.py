@@ -205,7 +205,7 @@ def test_damaged_and_half_written_files_are_told(top: Path) -> None:
 
 
 def test_a_sweep_and_why_its_runs_failed(top: Path) -> None:
-    from fedapa.sweep.sweep_db import Planned, Store
+    from fedapa.store.sweep_db import Planned, Store
 
     store = Store(top)
     (top / "x").mkdir()

@@ -19,8 +19,8 @@ from fedapa.config.grid import laid_over, load_scenarios
 from fedapa.config.load import load
 from fedapa.errors import InputError
 from fedapa.store import run_db, run_folder
+from fedapa.store.sweep_db import NAME, Planned, Store
 from fedapa.sweep import cost, pool, runner
-from fedapa.sweep.sweep_db import NAME, Planned, Store
 
 GRID = (
     SMALL.replace("epochs = 1", "epochs = 3").replace("rounds = 3", 'rounds = 5\nengine = "torch"')

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from fedapa.analysis.run_reader import Run, Scenario, Trouble, name_of, read_run, scenarios_of
 from fedapa.config.experiment import read_config
 from fedapa.errors import FedapaError, InputError
-from fedapa.store import run_db
+from fedapa.store import run_db, sweep_db
 from fedapa.store.run_folder import CONFIG, is_at_work, runs_under
-from fedapa.sweep import cost, sweep_db
+from fedapa.sweep import cost
 from fedapa.sweep.runner import is_sweep
 
 FRESH = 1.0  # seconds for which nobody looks at the files again

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, count_bytes
 from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
+
+WATCHED_BYTES = 128 * 2**20  # of a run's watched tensors, beside the last round's
 
 
 class Event(NamedTuple):
@@ -34,6 +37,11 @@ class RoundLog:
     watched: Tree = field(default_factory=dict)
     joined: list[Newcomer] = field(default_factory=list)  # before this round; the last of all clients
     gone: frozenset[int] = frozenset()  # who left for good before this round, or before another
+
+
+def watched_stride(log: RoundLog, rounds: int) -> int:
+    """Watched tensors (weights: 4 M^2 bytes a round) are kept of every so many rounds, and of the last."""
+    return max(1, math.ceil(count_bytes(log.watched) * rounds / WATCHED_BYTES))
 
 
 class State(NamedTuple):

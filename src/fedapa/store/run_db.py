@@ -101,14 +101,15 @@ class Ledger:
             for table in PER_ROUND:
                 self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
 
-    def record(self, log: RoundLog, clients: int, scores: Sequence[Score] = (ACCURACY,)) -> None:
-        """One round; ``scores`` says what the rows of its sums mean."""
+    def record(self, log: RoundLog, clients: int, scores: Sequence[Score] = (ACCURACY,), stride: int = 1) -> None:
+        """One round; ``scores`` says what the rows of its sums mean, ``stride`` whose watched tensors stay."""
         with self._writing():
             self._db.execute("INSERT INTO round VALUES (?, ?, ?, ?, ?, ?, ?)", _round_row(log))
             self._db.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", _summary_rows(log, scores))
             rows = [_client_row(log, i) for i in range(clients)]
             self._db.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._db.executemany("INSERT INTO client_score VALUES (?, ?, ?, ?, ?, ?, ?)", _score_rows(log, scores))
+            self._db.execute("DELETE FROM watched WHERE round = ? AND round % ?", (log.round - 1, stride))
             watched = [(log.round, k, str(list(v.shape)), v.float().numpy().tobytes()) for k, v in log.watched.items()]
             self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
             for event in log.events:

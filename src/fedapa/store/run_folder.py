@@ -18,7 +18,7 @@ from fedapa.core.scores import ACCURACY, Score
 from fedapa.data.federated import Federated
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.loop import is_donated
-from fedapa.rounds.round_log import RoundLog, State
+from fedapa.rounds.round_log import RoundLog, State, watched_stride
 from fedapa.rounds.tensor_storage import TensorStore
 from fedapa.rounds.transport import Transport
 from fedapa.store import checkpoint, provenance, run_db
@@ -195,7 +195,7 @@ class RunFolder:
         self._settle()
         first = len(state.last) - len(log.joined)
         self.ledger.describe({}, [newcomer.row(first + k) for k, newcomer in enumerate(log.joined)])
-        self.ledger.record(log, len(state.last), self.scores)
+        self.ledger.record(log, len(state.last), self.scores, watched_stride(log, self.rounds))
         self._say(f"round {log.round + 1}/{self.rounds}: {len(log.trained)} clients trained")
         for event in log.events:
             self._say(f"  {event.kind}: {event.text}")

@@ -13,8 +13,8 @@ from fedapa.config.experiment import config_hash, lay_out, load_data, read_confi
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
 from fedapa.store.run_folder import in_use, rounds_done, status
+from fedapa.store.sweep_db import NAME, Finished, Planned, Store
 from fedapa.sweep import cost, pool
-from fedapa.sweep.sweep_db import NAME, Planned, Store
 from fedapa.version import NUMERICS
 
 RESULTS = "results.json"
@@ -175,7 +175,12 @@ def _keep(out: Path, plan: Planned, store: Store) -> None:
     run = run_results.read(out / plan.path, plan.scenario)
     if run is None:
         raise RunError(f"{out / plan.path} is finished but has no results", "remove it and sweep again")
-    store.keep(plan.path, run)
+    store.keep(plan.path, _finished(run))
+
+
+def _finished(run: run_results.RunResult) -> Finished:
+    numbers = tuple(n for p in (run.before, run.after) for n in (p.last, p.best, p.tail, p.summary.worst10))
+    return Finished(run.evaluated, numbers, run.kib, run.seconds, result_sets.as_dicts([run])[0])
 
 
 def write_results(out: Path) -> Path:

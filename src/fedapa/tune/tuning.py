@@ -17,9 +17,10 @@ from typing import Any
 
 from fedapa.config.load import dump
 from fedapa.core.scores import ACCURACY, Score
+from fedapa.store import sweep_db
 from fedapa.store.atomic_io import make_folder, write_atomically
 from fedapa.store.run_folder import lock
-from fedapa.sweep import runner, sweep_db
+from fedapa.sweep import runner
 from fedapa.tune.search import Scored, propose
 from fedapa.tune.space import defaults, table
 from fedapa.tune.trials import Plan, Trial, is_tuning, same_or_more, save, stored, trial_config

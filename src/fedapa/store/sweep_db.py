@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedapa.analysis import result_sets, run_results
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.errors import InputError, RunError
 from fedapa.store import run_db
@@ -42,6 +41,16 @@ class Planned(NamedTuple):
     rounds: int
 
 
+class Finished(NamedTuple):
+    """The numbers of a finished run: last, best, tail and worst tenth before and after training, and all of it."""
+
+    evaluated: str
+    numbers: tuple[float, ...]
+    kib: float
+    seconds: float
+    whole: dict[str, Any]
+
+
 class Store:
     """Writes in short transactions, so that processes do not block each other for long."""
 
@@ -61,11 +70,9 @@ class Store:
         with self._open() as db:
             _change(db, path, state, reason)
 
-    def keep(self, path: str, run: run_results.RunResult) -> None:
+    def keep(self, path: str, run: Finished) -> None:
         """A finished run's numbers and its state, together or not at all."""
-        numbers = [n for p in (run.before, run.after) for n in (p.last, p.best, p.tail, p.summary.worst10)]
-        whole = json.dumps(result_sets.as_dicts([run])[0], default=str)
-        row = (path, run.evaluated, *numbers, run.kib, run.seconds, whole)
+        row = (path, run.evaluated, *run.numbers, run.kib, run.seconds, json.dumps(run.whole, default=str))
         with self._open() as db:
             db.execute(f"INSERT OR REPLACE INTO result VALUES ({', '.join('?' * 13)})", row)
             _change(db, path, "finished")
