@@ -26,6 +26,7 @@ from fedapa.cli import ui
     help="Skip runs that are in this results file; may be given again.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
+@ui.on_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @click.option("--dry-run", is_flag=True, help="List the runs and their expected time, and stop.")
 @ui.comparison_option
@@ -38,6 +39,7 @@ def command(
     only: str,
     files: tuple[Path, ...],
     jobs: int | None,
+    on: str,
     out: Path | None,
     dry_run: bool,
     form: str,
@@ -51,6 +53,10 @@ def command(
 
     A run is collected if a FILE has one of the same scenario, method, seed, config hash, allocation and numerics
     version. So long experiments can continue from committed results on another machine.
+
+    With --on, runs are played on a Ray cluster, a Slurm queue or other machines over ssh. They need this package in the
+    same version, and data sets under the same path. A folder on a shared file system is used in place; otherwise runs
+    travel there and back. A place that is lost gives its run to another.
     """
     from fedapa.cli import common
     from fedapa.config.grid import load_scenarios
@@ -69,14 +75,13 @@ def command(
     if skip:
         ui.say(f"skipped {len(skip)} collected runs; {len(paths)} are left")
     if paths:
-        run_all(paths, out, jobs, form)
+        run_all(paths, out, jobs, form, on)
 
 
-def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
+def run_all(paths: list[Path], out: Path, jobs: int | None, form: str, on: str = "here") -> None:
     """Execute the runs with a progress bar, then compare them; failures are listed at the end."""
     from fedapa.cli import common
     from fedapa.errors import RunError
-    from fedapa.rounds.transport import available_cores
     from fedapa.sweep import runner
 
     with ui.progress() as bar:
@@ -88,7 +93,7 @@ def run_all(paths: list[Path], out: Path, jobs: int | None, form: str) -> None:
             show_failure(bar, now.event)
 
         try:
-            failed = runner.play(out, paths, jobs or available_cores(), show)
+            failed = runner.play(out, paths, jobs, show, on)
         except KeyboardInterrupt:
             again = f"`fedapa resume {shlex.quote(str(out))}` goes on"
             raise common.Interrupted("interrupted", again) from None

@@ -19,6 +19,13 @@ comparison_option = click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv", "latex"]), default="table", help="How to print it."
 )
 
+on_option = click.option(
+    "--on",
+    default="here",
+    show_default=True,
+    metavar="PLACE",
+    help="Where runs are played: here, ray, ray://HOST:PORT, slurm[:KEY=VALUE,...] or ssh:HOST[*PLACES],...",
+)
 trials_option = click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", help="How to print it."
 )

@@ -91,7 +91,7 @@ def _serve(talk: Connection, alive: Connection) -> None:
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     while (path := talk.recv()) is not None:
         try:
-            _play_one(path, lambda *event: talk.send(event))
+            play_one(path, lambda *event: talk.send(event))
         except BrokenPipeError:
             return
 
@@ -104,7 +104,8 @@ def _end_with_parent(alive: Connection) -> None:
         os._exit(1)
 
 
-def _play_one(path: Path, say: Callable[..., None]) -> None:
+def play_one(path: Path, say: Callable[..., None]) -> None:
+    """Play one run and say what happens; what goes wrong ends this run alone."""
     from fedapa.config.experiment import execute
     from fedapa.store.run_folder import InUse
 

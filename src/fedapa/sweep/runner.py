@@ -15,6 +15,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.store.run_folder import in_use, rounds_done, status
 from fedapa.store.sweep_db import NAME, Finished, Planned, Store
 from fedapa.sweep import cost, pool
+from fedapa.sweep.where import player
 from fedapa.version import NUMERICS
 
 RESULTS = "results.json"
@@ -100,8 +101,14 @@ def _wanted(only: str, scenario: str, skip: Collection[str] = ()) -> Callable[[s
     return is_wanted
 
 
-def play(out: Path, paths: Iterable[Path], workers: int, report: Report | None = None) -> dict[str, str]:
-    """Execute the unfinished runs, longest first; returns why runs failed, by their path below ``out``."""
+def play(
+    out: Path, paths: Iterable[Path], workers: int | None, report: Report | None = None, on: str = "here"
+) -> dict[str, str]:
+    """Execute the unfinished runs, longest first; returns why runs failed, by their path below ``out``.
+
+    ``on`` says where: see `fedapa sweep --help`.
+    """
+    play_there = player(on, workers, out)
     store = Store(out)
     jobs, failed = _jobs(out, list(paths), store)
     todo = [job for job in jobs if status(job.path) != "finished"]
@@ -121,7 +128,7 @@ def play(out: Path, paths: Iterable[Path], workers: int, report: Report | None =
             report(progress)
 
     on_event(None)
-    pool.play([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], workers, on_event)
+    play_there([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], on_event)
     return failed
 
 
