@@ -267,3 +267,10 @@ def test_ranks_and_goals_are_taken_within_one_version(monkeypatch: pytest.Monkey
     told = section(monkeypatch, "_beyond", "beyond", [*goal, made_up(column, "fedapa", 79, provenance=new)])
     assert "highest of the others fedapa with 79.00" in told
     assert "| fedpac † |" in told
+
+
+def test_the_leaderboard_is_what_its_command_makes() -> None:
+    maker = load_maker("make_leaderboard")
+    assert maker.page(maker.rows_of(FOLDER / "results")) == (ROOT / "docs" / "leaderboard.md").read_text(
+        encoding="utf-8"
+    )

@@ -22,6 +22,7 @@ VERBS = {
     "compare": "Compare the runs of a folder",
     "watch": "Watch runs in the browser, or in the terminal",
     "report": "Make one HTML page about the runs of a folder",
+    "submit": "Check runs and add them to a leaderboard",
     "data": "Fetch data sets and look at how they are split",
     "silo": "Simulate a federation of your own sites on one machine",
     "site": "What a site does: see what would leave it, take part",
