@@ -24,7 +24,8 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("digits", description="data set: see `fedapa ls datasets`")
+    source: str = Field("digits", description="see `fedapa ls datasets`; arrays in a .npz; your own: file.py:function")
+    subset: float | int | None = Field(None, gt=0, description="a share below 1, or a number, of train samples to keep")
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
     partition: str = Field("dirichlet", description="partition rule, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")

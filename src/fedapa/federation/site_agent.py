@@ -115,6 +115,7 @@ def _named_file(config: Config) -> str | None:
         "sites.schema_file": sites is not None and sites.schema_file is not None,
         "data.data_dir": data.data_dir is not None,
         "data.partition": data.partition.endswith(".npz"),
+        "data.source": data.source.endswith(".npz"),
     }
     return next((key for key, is_named in named.items() if is_named), None)
 
@@ -271,7 +272,9 @@ class Site:
         code: only what the site has allowed is imported."""
         with _in_words():
             config = read_config(text)
-        for what, name in (("model", config.model.name), ("objective", config.objective.name)):
+        augment = training_of(config, config.methods[0]).augment
+        own = {"model": config.model.name, "objective": config.objective.name, "augmentation": augment}
+        for what, name in (own | {"data source": config.data.source}).items():
             if is_own(name) and name not in self.models:
                 hint = "the site can allow it: fedapa site join KIT --allow-model"
                 raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)

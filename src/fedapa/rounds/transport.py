@@ -84,10 +84,11 @@ def visit(
 
     A real site passes ``entropy``, from which noise is drawn.
     """
-    engine = engine or Plain()
+    engine, task = engine or Plain(), task.at(data.train.y)
     start = engine.clock()
     down = engine.once(request.down)
-    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
+    mine = data.train, record.memory
+    local = Local(task, request.client, request.round, seed, *mine, 0, engine, entropy, data.validation)
     state = method.receive(task, record.state, down, local)
 
     def scored(shown: Tree, what: str) -> Sums:

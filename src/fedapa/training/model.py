@@ -247,17 +247,37 @@ class SplitModel:
 
 
 def build_model(
-    model: Model, shape: tuple[int, ...], classes: int, head: str = HEAD, buffers: Buffers = "shared"
+    model: Model,
+    shape: tuple[int, ...],
+    classes: int,
+    head: str = HEAD,
+    buffers: Buffers = "shared",
+    sample: Tensor | None = None,
 ) -> SplitModel:
     """A split model from a shipped name, ``package.module:function``, a class or function, or a module.
 
     A module's own weights are the start, whatever the seed; the others are made anew, and drawn by the seed.
+    ``sample`` are two samples to try it on; without them floats are tried, then whole numbers.
     """
-    found = SplitModel(_builder(model, shape, classes), torch.zeros(2, *shape), head, buffers)
+    build = _builder(model, shape, classes)
+    try:
+        found = SplitModel(build, torch.zeros(2, *shape) if sample is None else sample, head, buffers)
+    except InputError:
+        if sample is not None:
+            raise
+        found = _of_tokens(build, shape, head, buffers)
     if found.outputs != classes:
         wanted = f"the data {classes} classes" if classes > 1 else f"the objective needs {classes}"
         raise InputError(f"the model has {found.outputs} outputs, {wanted}", "change its last layer")
     return found
+
+
+def _of_tokens(build: Callable[[], nn.Module], shape: tuple[int, ...], head: str, buffers: Buffers) -> SplitModel:
+    """A model that refuses floats may take token ids; if not, what it said about floats is the better error."""
+    try:
+        return SplitModel(build, torch.zeros(2, *shape, dtype=torch.int64), head, buffers)
+    except InputError:
+        return SplitModel(build, torch.zeros(2, *shape), head, buffers)
 
 
 def _builder(model: Any, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
