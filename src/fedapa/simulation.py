@@ -32,6 +32,7 @@ from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
 from fedapa.store.run_settings import SETTINGS, settings_to_json
 from fedapa.training.augment import augmentation
+from fedapa.training.devices import devices_of
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Model, build_model
 from fedapa.training.objective import Classification, Objective, Regression
@@ -52,6 +53,7 @@ def make_task(
     engine: Engine = "auto",
     participation: tuple[float, float] = (1.0, 1.0),
     objective: Objective | None = None,
+    device: str = "cpu",
 ) -> Task:
     """What all parties agree on, read off the data."""
     objective = default_objective(data) if objective is None else objective
@@ -60,6 +62,7 @@ def make_task(
     share = sum(participation) / 2
     task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
     task = replace(task, objective=objective.fitted(*data.target), augment=augmentation(task.training.augment))
+    task = replace(task, devices=devices_of(device))
     check_recipe(task, data)
     return with_engine(task, data, engine)
 

@@ -44,7 +44,7 @@ from fedapa.training.task import Task
 ASIDE = {
     "data": ("data_dir",),
     "sites": ("schema_file",),
-    "run": ("workers", "engine", "checkpoint_every", "mmap_above_mb"),
+    "run": ("workers", "engine", "device", "checkpoint_every", "mmap_above_mb"),
 }
 
 
@@ -161,7 +161,9 @@ def task_from(config: Config, method: str, data: Federated, engine: Engine | Non
     run, model = config.run, config.model
     training, engine = training_of(config, method), engine or run.engine
     objective, share = objective_of(config, data.classes), run.participation
-    return make_task(data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective)
+    return make_task(
+        data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective, run.device
+    )
 
 
 def plan_from(config: Config) -> Plan:

@@ -71,6 +71,7 @@ class RunConfig(Section):
     mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server are kept in memory-mapped files")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
     engine: Engine = Field("auto", description="engine of the training steps")
+    device: str = Field("cpu", description="of the clients: auto, cpu, cuda, cuda:1, mps; several by commas, in turn")
 
 
 class Config(Section):

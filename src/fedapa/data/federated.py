@@ -69,11 +69,13 @@ class Federated:
     def held_out(self, share: float, seed: int = 0) -> Federated:
         """The same with a share of every train set kept for validation; what was kept before stays."""
         _check_share(share)
+        if share == 0:
+            return self
         clients = tuple(
             _held_out(client, share, stream(seed, "validation", i)) for i, client in enumerate(self.clients)
         )
         mark = hashlib.sha256(f"{self.fingerprint} validation {share} {seed}".encode()).hexdigest()[:16]
-        return self if share == 0 else replace(self, clients=clients, fingerprint=mark)
+        return replace(self, clients=clients, fingerprint=mark)
 
 
 def _held_out(client: ClientData, share: float, random: np.random.Generator) -> ClientData:

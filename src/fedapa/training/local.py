@@ -24,7 +24,7 @@ from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
 from fedapa.training.engines.native import TrainingCall
 from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
-from fedapa.training.task import Batch, Task, proximal, task_loss
+from fedapa.training.task import CPU, Batch, Task, proximal, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
@@ -179,8 +179,10 @@ class Local:
         return self.entropy or Seeded(seeded)
 
     def fresh(self) -> tuple[Tensor, Tensor]:
-        """theta and phi of this client's own random start."""
-        return self.task.init(own_start(self.seed, self.client))
+        """theta and phi of this client's own random start, drawn on the CPU wherever the client computes."""
+        with CPU:
+            theta, phi = self.task.init(own_start(self.seed, self.client))
+        return theta.to(self.task.device), phi.to(self.task.device)
 
     def counts(self) -> Tensor:
         """[C] how many samples of every class."""
@@ -340,6 +342,7 @@ def train(job: Job) -> Trained:
     epochs = Epochs(job)
     with task.model.training() as buffers:
         for k, (index, rates) in enumerate(_paced(job)):
+            index = index.to(job.data.y.device)
             x = job.data.x[index]
             batch = Batch(x if job.augment is None else job.augment(x, k), job.data.y[index])
             grads, carry = gradients(task, job.loss, params, batch, job.given, carry)

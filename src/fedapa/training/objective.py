@@ -137,7 +137,7 @@ class Classification(Objective):
         """Balanced: every class that the client has weighs the same in its mean loss."""
         if self.class_weights != "balanced":
             return self
-        counts = torch.bincount(y, minlength=classes).double()
+        counts = torch.bincount(y.cpu(), minlength=classes).double()
         weights = torch.where(counts > 0, len(y) / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
         return replace(self, class_weights=tuple(weights.tolist()))
 

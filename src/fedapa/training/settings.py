@@ -61,6 +61,11 @@ class Training:
         shown = [f.name for k, f in enumerate(fields(self)) if k < EARLY or getattr(self, f.name) != f.default]
         return f"Training({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only the keys that were there from the start are set."""
+        return all(getattr(self, f.name) == f.default for f in fields(self)[EARLY:])
+
     def told(self) -> str:
         """The recipe in one line: what makes the rate and the steps."""
         rule = self.optimizer + (f" {self.momentum:g}" if self.optimizer == "sgd" else "")

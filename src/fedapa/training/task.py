@@ -42,7 +42,8 @@ class Task:
     objective: Objective = field(default_factory=Classification)
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
     augment: Augment | None = None  # train batches pass through it
-    device: torch.device = CPU  # where clients and server compute
+    devices: tuple[torch.device, ...] = (CPU,)  # where clients compute, in turn; the server computes on the CPU
+    device: torch.device = CPU  # where this party computes
 
     @property
     def clients(self) -> int:
@@ -52,6 +53,10 @@ class Task:
         """The same task with one client more, the last."""
         sizes = torch.cat([self.sizes, torch.tensor([samples])])
         return replace(self, sizes=sizes, names=(*self.names, name) if self.names else ())
+
+    def placed(self, device: torch.device) -> Task:
+        """The task of a client that computes there."""
+        return self if device == self.device else replace(self, device=device, sizes=self.sizes.to(device))
 
     def at(self, y: Tensor) -> Task:
         """The task as a client with these train labels sees it; the same object where nothing depends on them."""

@@ -34,7 +34,8 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
         return task
     if engine != "vmap" and (kernel := kernel_for(task, data, engine == "native")) is not None:
         return replace(task, kernel=kernel)
-    obstacle = vmap_obstacle(task, data) if engine == "vmap" or task.clients >= FEWEST else "too few clients"
+    few = task.clients < FEWEST or task.devices[0].type != "cpu"  # the measurement is one of the CPU
+    obstacle = vmap_obstacle(task, data) if engine == "vmap" or not few else "too few clients"
     if engine == "vmap" and obstacle:
         raise InputError(f"the vmap engine cannot run this model: {obstacle}", 'use engine = "auto" or "torch"')
     return replace(task, vectorise=obstacle is None and (engine == "vmap" or vmap_is_faster(Measured(task, data))))
@@ -52,8 +53,8 @@ def kernel_for(task: Task, data: Federated, insist: bool = False) -> Kernel | No
 
 def native_obstacle(task: Task) -> str | None:
     """Why the kernel cannot compute passes of this task, whatever the model."""
-    if task.device.type != "cpu":
-        return f"it computes on the CPU, the run on {task.device}"
+    if task.devices[0].type != "cpu":
+        return f"it computes on the CPU, the run on {task.devices[0]}"
     if task.training.precision != "float32":
         return f"it computes in float32, training.precision is {task.training.precision}"
     return None

@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -220,6 +220,7 @@ def train_together(jobs: Sequence[Job]) -> list[Trained]:
     with one.task.model.training():
         for rows, index, weight in schedule(jobs):
             w, v, c = (_taken(tree, rows) for tree in (params, velocity, carry))
+            index, weight = index.to(y.device), weight.to(y.device)
             w, v, c = step(w, v, c, _taken(given, rows), Batch(x[index], y[index]), weight)
             for tree, new in ((params, w), (velocity, v), (carry, c)):
                 _put(tree, rows, new)
@@ -288,7 +289,7 @@ def schedule(jobs: Sequence[Job]) -> Iterator[tuple[Rows, Tensor, Tensor]]:
     form; elsewhere batches of one step have one size, and whoever comes to the last of an epoch waits for the others.
     """
     fill = jobs[0].loss in WEIGHTED
-    starts = torch.tensor([0, *(len(job.data.y) for job in jobs)]).cumsum(0)
+    starts = [0, *accumulate(len(job.data.y) for job in jobs)]
     batches = [[index + start for index in job.batches()] for job, start in zip(jobs, starts, strict=False)]
     full = [max((len(index) for index in own), default=0) for own in batches]
     at, laps = [0] * len(jobs), [0] * len(jobs)
