@@ -314,7 +314,7 @@ def test_scaled_losses_change_nothing_but_half_precision() -> None:
     [
         ({}, "native"),
         ({"optimizer": "adamw"}, "native, batch by batch (training.optimizer is adamw)"),
-        ({"augment": "flip"}, "native, batch by batch (batches are augmented (training.augment))"),
+        ({"augment": "flip"}, "native, batch by batch (batches are augmented by training.augment)"),
         ({"precision": "bf16"}, "torch (it computes in float32, training.precision is bf16)"),
     ],
 )

@@ -223,7 +223,7 @@ def from_arrays(
     data = tuple(_client(who, arrays) for who, arrays in zip(_names(names, len(clients)), clients, strict=True))
     _check_alike(data)
     classes = _checked_classes(data, classes)
-    first = data[0].train.x
+    first: Any = data[0].train.x
     centre, scale = (0.5, 0.5) if first.dtype == torch.uint8 else (0.0, 1.0)
     shape = tuple(first.shape[1:])
     if mean is not None and isinstance(first, Fields):
@@ -298,7 +298,7 @@ def _client(who: str, arrays: OwnArrays) -> ClientData:
     return ClientData(who, _split(who, "train", *arrays[:2]), _split(who, "test", *arrays[2:]))
 
 
-def _split(who: str, part: str, x: Array, y: Array) -> Split:
+def _split(who: str, part: str, x: Any, y: Any) -> Split:
     where = f"client {who}: {part}"
     features, labels = _inputs(where, x), _labels(where, _tensor(where, y))
     if len(labels) == 0 or len(features) == 0:

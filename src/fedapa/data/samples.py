@@ -91,6 +91,15 @@ class Lazy:
         return torch.stack([self._one(int(row)) for row in rows])
 
 
+def are_fields(x: Any) -> bool:
+    return isinstance(x, Fields)
+
+
+def in_memory(x: Any) -> bool:
+    """Whether the samples are one tensor."""
+    return isinstance(x, Tensor)
+
+
 def as_samples(values: Any) -> Tensor:
     """Bytes stay bytes, other whole numbers are int64, floats float32."""
     found = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

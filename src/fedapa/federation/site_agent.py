@@ -66,6 +66,7 @@ class Agreed(NamedTuple):
 
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})  # the devices are ours
     (name,) = config.methods
     target = (terms.target[0], terms.target[1]) if terms.target else (0.0, 1.0)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "", target)

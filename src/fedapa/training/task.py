@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
-from fedapa.data.samples import Fields
+from fedapa.data.samples import are_fields
 from fedapa.training.engines.native import Kernel
 from fedapa.training.model import SplitModel
 from fedapa.training.objective import Classification, Objective
@@ -119,7 +119,7 @@ class Task:
     def prepare(self, x: Tensor) -> Tensor:
         """Bytes become floats and both are normalised per channel here, batch by batch; fields are as the user made
         them."""
-        if isinstance(x, Fields):
+        if are_fields(x):
             return x
         if x.dtype == torch.uint8:
             x = x.float().div_(255)

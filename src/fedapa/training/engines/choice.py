@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedapa.data.federated import Federated, Split
+from fedapa.data.samples import in_memory
 from fedapa.errors import InputError
 from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
@@ -44,7 +45,7 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
 def kernel_for(task: Task, data: Federated, insist: bool = False) -> Kernel | None:
     """The compiled engine, if it can run model and recipe; an error if the user requested it."""
     reason = native_obstacle(task)
-    if reason is None and data.clients and not isinstance(data.clients[0].train.x, Tensor):
+    if reason is None and data.clients and not in_memory(data.clients[0].train.x):
         reason = "samples are no tensor in memory"
     if reason is not None and insist:
         raise InputError(f"the native engine cannot run this recipe: {reason}", 'use engine = "auto" or "torch"')
@@ -87,10 +88,10 @@ def recipe_obstacle(task: Task) -> str | None:
     """What in a recipe the vmap engine does not do."""
     training = task.training
     reasons = {
-        "the rate changes within a visit (training.lr_steps)": training.lr_steps,
-        "clients stop early (training.patience)": training.patience > 0,
+        "the rate changes within a visit by training.lr_steps": training.lr_steps,
+        "clients stop early by training.patience": training.patience > 0,
         f"training.precision is {training.precision}": training.precision != "float32",
-        "batches are augmented (training.augment)": task.augment is not None,
+        "batches are augmented by training.augment": task.augment is not None,
         "every client weighs classes by its own labels": task.at(torch.zeros(1, dtype=torch.int64)) is not task,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
