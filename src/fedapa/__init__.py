@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedapa.api import fit, from_files, load
     from fedapa.core.scores import Score
     from fedapa.data.federated import Federated, from_arrays, from_datasets
+    from fedapa.data.samples import Fields, Lazy
     from fedapa.errors import FedapaError, InputError, RunError
     from fedapa.methods.catalogue import make
     from fedapa.methods.fedapa import FedAPA
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fedapa.api": ("fit", "from_files", "load"),
     "fedapa.data.federated": ("Federated", "from_arrays", "from_datasets"),
+    "fedapa.data.samples": ("Fields", "Lazy"),
     "fedapa.errors": ("FedapaError", "InputError", "RunError"),
     "fedapa.methods.catalogue": ("make",),
     "fedapa.methods.fedapa": ("FedAPA",),
@@ -52,7 +54,9 @@ __all__ = [
     "FedAvg",
     "FedapaError",
     "Federated",
+    "Fields",
     "InputError",
+    "Lazy",
     "Local",
     "LocalOnly",
     "Method",

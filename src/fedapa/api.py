@@ -70,6 +70,8 @@ def fit(
     buffers: Buffers = "shared",
     engine: Engine = "auto",
     objective: Objective | str | None = None,
+    device: str = "cpu",
+    validation: float = 0.0,
     workers: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -83,7 +85,11 @@ def fit(
 
     ``objective`` is an ``Objective``, a name ("classification", "regression") or "file.py:Class"; without one, labels
     that are whole numbers are classes and floats are numbers to predict.
+
+    ``device`` is where clients compute: "cpu", "auto", "cuda", "cuda:1", "mps" or several by commas. ``validation`` is
+    the share of every train set that is held out; data that have a validation set keep theirs.
     """
+    data = data.held_out(validation, seed)
     chosen = make(method) if isinstance(method, str) else method
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
@@ -91,7 +97,7 @@ def fit(
     engine = engine if out is None else kept_engine(engine, Path(out))
     aim = make_objective(objective) if isinstance(objective, str) else objective
     data = data if aim is None else data.with_target(aim.target)
-    task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim)
+    task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim, device)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder = None if out is None else make_folder(Path(out))
     meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
@@ -103,7 +109,7 @@ def fit(
 def _config_hash(method: Method, task: Task, plan: Plan) -> str:
     """A digest of everything that ``fit`` was given except the seed."""
     given = [method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head]
-    given += [] if isinstance(task.objective, Classification) else [task.objective]
+    given += [] if task.objective == Classification() else [task.objective]
     return digest({str(k): repr(part) for k, part in enumerate(given)})
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedapa.core.scores import scores_to_json
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
+from fedapa.data.samples import blank
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method, Role, named
 from fedapa.methods.wrappers import account_of, noise_of
@@ -29,6 +31,8 @@ from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
 from fedapa.store.run_settings import SETTINGS, settings_to_json
+from fedapa.training.augment import augmentation
+from fedapa.training.devices import devices_of
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Model, build_model
 from fedapa.training.objective import Classification, Objective, Regression
@@ -49,15 +53,33 @@ def make_task(
     engine: Engine = "auto",
     participation: tuple[float, float] = (1.0, 1.0),
     objective: Objective | None = None,
+    device: str = "cpu",
 ) -> Task:
     """What all parties agree on, read off the data."""
     objective = default_objective(data) if objective is None else objective
-    split = build_model(model, data.shape, objective.outputs(data.classes), head, buffers)
+    split = build_model(model, data.shape, objective.outputs(data.classes), head, buffers, _tried(data))
     names = tuple(client.name for client in data.clients)
     share = sum(participation) / 2
     task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
-    task = replace(task, objective=objective.fitted(*data.target))
+    task = replace(task, objective=objective.fitted(*data.target), augment=augmentation(task.training.augment))
+    task = replace(task, devices=devices_of(device))
+    check_recipe(task, data)
     return with_engine(task, data, engine)
+
+
+def _tried(data: Federated) -> Any:
+    """Two blank samples; None where they are floats, or become floats."""
+    if not data.clients:
+        return None
+    first = data.clients[0].train.x[0]
+    return None if isinstance(first, Tensor) and first.dtype != torch.int64 else blank(first, 2)
+
+
+def check_recipe(task: Task, data: Federated) -> None:
+    """A patience needs held-out samples; a site that agrees to a run's terms has no data yet."""
+    if task.training.patience and data.clients and all(client.validation is None for client in data.clients):
+        hint = "hold some out: data.validation = 0.1, or validation=0.1 in Python"
+        raise InputError(f"training.patience is {task.training.patience}, and no client has validation data", hint)
 
 
 def default_objective(data: Federated) -> Objective:

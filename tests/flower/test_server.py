@@ -71,6 +71,22 @@ def test_a_model_by_name_is_code_and_must_be_allowed(tmp_path):
     assert "the model os:system is not allowed at amber" in site.describe(text, "amber").fault
 
 
+def test_so_are_an_augmentation_and_a_source_of_data(tmp_path):
+    site = Site.open(make_sites(tmp_path)[0])
+    text = config_text() + '\n[method.fedapa.training]\naugment = "os:system"\n'
+    assert "the augmentation os:system is not allowed at amber" in site.describe(text, "amber").fault
+    text = config_text().replace('source = "digits"', 'source = "os:getcwd"')
+    assert "the data source os:getcwd is not allowed at amber" in site.describe(text, "amber").fault
+    text = config_text().replace('source = "digits"', 'source = "secret.npz"')
+    assert "data.source" in site.describe(text, "amber").fault or "log says more" in site.describe(text, "amber").fault
+
+
+def test_a_site_has_devices_of_its_own():
+    text = config_text("fedavg").replace('device = "cpu"', 'device = "cuda:9"')
+    terms = Terms("run", text, NAMES, [9] * len(NAMES), "torch", 10, [1, 8, 8], [0.5], [0.5], [])
+    assert agree(terms).task.devices[0].type == "cpu"
+
+
 def test_a_config_that_does_not_fit_is_told(tmp_path):
     site = Site.open(make_sites(tmp_path)[3])
     assert "no share 3 among 3" in site.describe(config_text().replace("clients = 4", "clients = 3"), "dune").fault

@@ -7,7 +7,7 @@ from fedapa.methods.catalogue import METHODS, make
 from fedapa.methods.method import Schedule
 from fedapa.training.engines.native import available
 from fedapa.training.objective import Regression
-from fedapa.training.settings import Engine
+from fedapa.training.settings import Engine, Training
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
@@ -26,6 +26,26 @@ def test_law_under_another_engine(name: str, law: str, engine: Engine) -> None:
     if engine == "native" and not available()[0]:
         pytest.skip(f"native engine: {available()[1]}")
     LAWS[law](Case(make(name), images=engine == "native", engine=engine))
+
+
+# A large eps: where a gradient is mere rounding, Adam's step would be of full size, and of either sign.
+ADAMW = Training(
+    0.02, batch=8, epochs=1, weight_decay=0.01, clip_norm=2.0, optimizer="adamw", eps=1e-3, lr_phi=0.03,
+    lr_schedule="cosine", lr_warmup=1,
+)  # fmt: skip
+TOUCHED = ("engines-agree", "resume-is-exact", "functions-are-pure", "limits-are-met")  # by how a client trains
+
+
+@pytest.mark.parametrize("law", TOUCHED)
+@pytest.mark.parametrize("name", METHODS)
+def test_law_with_another_recipe(name: str, law: str) -> None:
+    LAWS[law](Case(make(name), training=ADAMW))
+
+
+@pytest.mark.parametrize("law", ["engines-agree", "functions-are-pure", "bytes-are-true"])
+@pytest.mark.parametrize("name", METHODS)
+def test_law_with_whole_numbers_as_samples(name: str, law: str) -> None:
+    LAWS[law](Case(make(name), tokens=True))
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -23,6 +23,7 @@ from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
 from fedapa.training.local import Job
 from fedapa.training.model import factory
+from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task
 
@@ -153,7 +154,7 @@ def test_mixing_weights_see_their_samples_in_order_and_leave_no_batches(data: Fe
     task, W = lockstep.make_task(data, Training(batch=4), 1), {"W": torch.ones(1)}
     own = Split(torch.zeros(6, 1), torch.arange(6))
     shuffled = lambda: iter([torch.tensor([5, 1, 0, 4])])  # noqa: E731
-    job = Job(task, loss, W, {"W": torch.zeros(1)}, {}, {}, own, shuffled, {"W": 1.0}, 0.0, 0.0, None, None)
+    job = Job(task, loss, W, {"W": torch.zeros(1)}, {}, {}, own, shuffled, {"W": 1.0}, Rule(), None, None)
     lockstep.Recorder(epochs).train(job)
     assert seen == [[0, 1, 2, 3], [4, 5]]
     assert not epochs

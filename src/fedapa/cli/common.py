@@ -69,12 +69,15 @@ def check_data(configs: Iterable[Config]) -> None:
 def prepare(wanted: Config, out: Path) -> list[Path]:
     """Create the run folders of a config. Errors in it or in the data are raised before anything is written."""
     from fedapa.config.experiment import assemble, attack_of, lay_out, single
+    from fedapa.training.engines.choice import engine_note
 
     check_writable(out)
     parts = assemble(single(wanted, wanted.methods[0], wanted.seeds[0]))
     for seed in wanted.seeds:
         if (attack := attack_of(wanted, parts.task.clients, seed)) is not None:
             ui.say(f"note: malicious clients: {attack}{f' (seed {seed})' if len(wanted.seeds) > 1 else ''}")
+    if not parts.task.training.is_plain:
+        ui.say(f"recipe: {parts.task.training.told()}; engine {engine_note(parts.task)}")
     for method in wanted.methods:
         warn(wanted, method)
     return lay_out(wanted, out)

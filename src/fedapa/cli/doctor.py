@@ -23,8 +23,19 @@ def _system() -> list[dict[str, Any]]:
     found = environment()
     rows = [{"what": name, "state": version, "note": ""} for name, version in found["packages"].items()]
     rows.insert(0, {"what": "python", "state": found["python"], "note": found["platform"]})
+    rows += _devices()
     rows.append({"what": "cores", "state": str(available_cores()), "note": "clients are trained side by side"})
     return rows
+
+
+def _devices() -> list[dict[str, Any]]:
+    import torch
+
+    from fedapa.training.devices import accelerators
+
+    build = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU"
+    found = [{"what": f"device {name}", "state": "ok", "note": f"--device {name}"} for name in accelerators()]
+    return found or [{"what": "device cpu", "state": "ok", "note": f"no other device; {build}: docs/devices.md"}]
 
 
 def _engines() -> list[dict[str, Any]]:

@@ -79,6 +79,7 @@ def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account 
     from fedapa.core.tree import count_bytes
     from fedapa.methods.wrappers import account_of
     from fedapa.simulation import doubts, wire_bytes
+    from fedapa.training.engines.choice import engine_note
 
     method, task, data, plan = assemble(single(wanted, name, wanted.seeds[0]))
     sample = data.clients[0].train.x[0]
@@ -92,7 +93,8 @@ def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account 
         "KiB/client/round": round((down + up) / 1024, 1),
         "state MB": round(states / 1e6, 1),
         "disk MB/run": round(2 * states / 1e6 + 0.001 * task.clients * plan.rounds * 0.1 + 0.1, 1),
-        "engine": task.engine,
+        "engine": engine_note(task),
+        "recipe": task.training.told(),
     }
     if timing:
         seconds = _seconds_per_round(method, task, data, plan)

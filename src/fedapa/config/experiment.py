@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from fedapa.config.load import as_table, check, dump, settings_of, training_of
-from fedapa.config.sections import Config
+from fedapa.config.sections import Config, DataConfig
 from fedapa.data import sources
 from fedapa.data.dataset import Dataset
 from fedapa.data.federated import Federated, federate, strata
+from fedapa.data.own_source import is_own_source, own_source
 from fedapa.data.partitions import rules
 from fedapa.data.partitions.partition import Partition
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import Own
 from fedapa.data.sites import assemble as assemble_sites
+from fedapa.data.subset import smaller, smaller_clients
 from fedapa.errors import InputError
 from fedapa.methods.attack import FACTORS, Attack
 from fedapa.methods.catalogue import make
@@ -42,7 +44,7 @@ from fedapa.training.task import Task
 ASIDE = {
     "data": ("data_dir",),
     "sites": ("schema_file",),
-    "run": ("workers", "engine", "checkpoint_every", "mmap_above_mb"),
+    "run": ("workers", "engine", "device", "checkpoint_every", "mmap_above_mb"),
 }
 
 
@@ -159,7 +161,9 @@ def task_from(config: Config, method: str, data: Federated, engine: Engine | Non
     run, model = config.run, config.model
     training, engine = training_of(config, method), engine or run.engine
     objective, share = objective_of(config, data.classes), run.participation
-    return make_task(data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective)
+    return make_task(
+        data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective, run.device
+    )
 
 
 def plan_from(config: Config) -> Plan:
@@ -246,15 +250,21 @@ def _load_own(text: bytes, data_dir: str | None, seed: int, target: Target) -> O
 
 @lru_cache(maxsize=2)
 def _load_data(text: str, seed: int) -> Federated:
-    from fedapa.config.sections import DataConfig
-
     wanted = DataConfig.model_validate_json(text)
-    dataset = _dataset(wanted.source, wanted.data_dir)
+    dataset = own_source(wanted.source) if is_own_source(wanted.source) else _dataset(wanted.source, wanted.data_dir)
+    if isinstance(dataset, Federated):
+        return _dealt(dataset, wanted, seed)
+    dataset = smaller(dataset, wanted.subset, seed)
     split = make_partition(wanted.partition, dataset, wanted.clients, seed, wanted.rule_parameters())
     if split.clients != wanted.clients:
         said = f"data.clients is {wanted.clients}, {wanted.partition} has {split.clients}"
         raise InputError(said, f"--set data.clients={split.clients}")
     return federate(dataset, split, wanted.validation, seed)
+
+
+def _dealt(data: Federated, wanted: DataConfig, seed: int) -> Federated:
+    """Data that come with their clients: data.partition and data.clients say nothing about them."""
+    return smaller_clients(data, wanted.subset, seed).held_out(wanted.validation, seed)
 
 
 def make_partition(rule: str, dataset: Dataset, clients: int, seed: int, parameters: dict[str, float]) -> Partition:

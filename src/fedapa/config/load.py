@@ -86,13 +86,22 @@ def beside(config: Config, source: str) -> Config:
     base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
     model = config.model.model_copy(update={"name": plugins.anchored(config.model.name, base)})
     objective = config.objective.model_copy(update={"name": plugins.anchored(config.objective.name, base)})
-    config = config.model_copy(update={"model": model, "objective": objective})
+    data = config.data.model_copy(update={"source": _source_beside(config.data.source, base)})
+    training = replace(config.training, augment=plugins.anchored(config.training.augment, base))
+    config = config.model_copy(update={"model": model, "objective": objective, "data": data, "training": training})
     if config.sites is None:
         return config
     found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
     if config.sites.schema_file is not None:
         found["schema_file"] = str(base / Path(config.sites.schema_file).expanduser())
     return config.model_copy(update={"sites": replace(config.sites, **found)})
+
+
+def _source_beside(source: str, base: Path) -> str:
+    if not source.endswith(".npz"):
+        return plugins.anchored(source, base)
+    beside = base / Path(source).expanduser()
+    return str((beside if beside.is_file() else Path(source).expanduser()).absolute())
 
 
 def dump(config: Config) -> str:

@@ -24,7 +24,8 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("digits", description="data set: see `fedapa ls datasets`")
+    source: str = Field("digits", description="see `fedapa ls datasets`; arrays in a .npz; your own: file.py:function")
+    subset: float | int | None = Field(None, gt=0, description="a share below 1, or a number, of train samples to keep")
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
     partition: str = Field("dirichlet", description="partition rule, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")
@@ -70,6 +71,7 @@ class RunConfig(Section):
     mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server are kept in memory-mapped files")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
     engine: Engine = Field("auto", description="engine of the training steps")
+    device: str = Field("cpu", description="of the clients: auto, cpu, cuda, cuda:1, mps; several by commas, in turn")
 
 
 class Config(Section):

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from fedapa.data.dataset import Dataset
 from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
+from fedapa.data.samples import Fields, Lazy, chosen, tensors_of
 from fedapa.errors import InputError
 from fedapa.streams import stream
 
 Index = npt.NDArray[np.int64]
 Array = npt.NDArray[Any] | Tensor
-OwnArrays = tuple[Array, Array, Array, Array]  # x_train, y_train, x_test, y_test
+Inputs = Array | Mapping[str, Array] | Fields | Lazy
+OwnArrays = tuple[Inputs, Array, Inputs, Array]  # x_train, y_train, x_test, y_test
 
 
 class Split(NamedTuple):
-    x: Tensor  # uint8 or float32 [n, *shape]
+    x: Tensor  # uint8, int64 or float32 [n, *shape]; or Fields, or Lazy, which are indexed alike
     y: Tensor  # [n] int64 classes, or float32 numbers
 
 
@@ -63,6 +65,26 @@ class Federated:
         clients = tuple(_with_numbers(client) for client in self.clients)
         target = target_scale([target_sums(client.train.y) for client in clients])
         return replace(self, clients=clients, classes=0, target=target)
+
+    def held_out(self, share: float, seed: int = 0) -> Federated:
+        """The same with a share of every train set kept for validation; what was kept before stays."""
+        _check_share(share)
+        if share == 0:
+            return self
+        clients = tuple(
+            _held_out(client, share, stream(seed, "validation", i)) for i, client in enumerate(self.clients)
+        )
+        mark = hashlib.sha256(f"{self.fingerprint} validation {share} {seed}".encode()).hexdigest()[:16]
+        return replace(self, clients=clients, fingerprint=mark)
+
+
+def _held_out(client: ClientData, share: float, random: np.random.Generator) -> ClientData:
+    if client.validation is not None:
+        return client
+    mask = set_aside(client.train.y.numpy(), share, random)
+    train, held = (Split(chosen(client.train.x, index), client.train.y[index])
+                   for index in (np.flatnonzero(~mask), np.flatnonzero(mask)))  # fmt: skip
+    return replace(client, train=train, validation=held if mask.any() else None)
 
 
 def _with_numbers(client: ClientData) -> ClientData:
@@ -190,8 +212,9 @@ def from_arrays(
     std: Sequence[float] | None = None,
     name: str = "arrays",
 ) -> Federated:
-    """Clients from (x_train, y_train, x_test, y_test) each; numpy or torch, x of uint8 or floats.
+    """Clients from (x_train, y_train, x_test, y_test) each; numpy or torch, x of uint8, floats or token ids.
 
+    x may be a dictionary of arrays, which the model gets as ``Fields``, or ``Lazy``, which is read batch by batch.
     Whole numbers in y are classes, floats are numbers to predict.
     Without mean and std, bytes are scaled with 0.5 / 0.5 (after division by 255) and floats left as they are.
     """
@@ -200,9 +223,11 @@ def from_arrays(
     data = tuple(_client(who, arrays) for who, arrays in zip(_names(names, len(clients)), clients, strict=True))
     _check_alike(data)
     classes = _checked_classes(data, classes)
-    first = data[0].train.x
+    first: Any = data[0].train.x
     centre, scale = (0.5, 0.5) if first.dtype == torch.uint8 else (0.0, 1.0)
     shape = tuple(first.shape[1:])
+    if mean is not None and isinstance(first, Fields):
+        raise InputError("mean and std are of one tensor, samples have several", "scale them before")
     found = Federated(
         name,
         data,
@@ -257,12 +282,12 @@ def _sample(sample: Any) -> npt.NDArray[Any]:
 
 
 def _names(names: Sequence[str] | None, clients: int) -> list[str]:
-    chosen = [str(i) for i in range(clients)] if names is None else [str(who) for who in names]
-    if len(chosen) != clients or len(set(chosen)) != clients:
+    found = [str(i) for i in range(clients)] if names is None else [str(who) for who in names]
+    if len(found) != clients or len(set(found)) != clients:
         raise InputError(
-            f"{len(set(chosen))} different names for {clients} clients", hint="give every client its own name"
+            f"{len(set(found))} different names for {clients} clients", hint="give every client its own name"
         )
-    return chosen
+    return found
 
 
 def _client(who: str, arrays: OwnArrays) -> ClientData:
@@ -273,9 +298,9 @@ def _client(who: str, arrays: OwnArrays) -> ClientData:
     return ClientData(who, _split(who, "train", *arrays[:2]), _split(who, "test", *arrays[2:]))
 
 
-def _split(who: str, part: str, x: Array, y: Array) -> Split:
+def _split(who: str, part: str, x: Any, y: Any) -> Split:
     where = f"client {who}: {part}"
-    features, labels = _features(where, _tensor(where, x)), _labels(where, _tensor(where, y))
+    features, labels = _inputs(where, x), _labels(where, _tensor(where, y))
     if len(labels) == 0 or len(features) == 0:
         raise InputError(f"{where} set is empty", hint="give it samples or leave the client out")
     if len(features) != len(labels):
@@ -297,12 +322,25 @@ def _tensor(where: str, array: Array) -> Tensor:
         ) from error
 
 
+def _inputs(where: str, x: Any) -> Any:
+    if isinstance(x, Lazy):
+        return x
+    if not isinstance(x, Mapping | Fields):
+        return _features(where, _tensor(where, x))
+    tensors = {str(name): _tensor(where, array) for name, array in x.items()}
+    if not tensors or len({len(tensor) for tensor in tensors.values()}) > 1:
+        raise InputError(f"{where} x has {len(tensors)} fields of different lengths", "give one row per sample in each")
+    return Fields({name: _features(where, t) if t.ndim > 1 else t for name, t in tensors.items()})
+
+
 def _features(where: str, x: Tensor) -> Tensor:
-    if x.ndim < 2 or not (x.dtype == torch.uint8 or x.is_floating_point()):
+    if x.ndim < 2 or x.is_complex() or x.dtype == torch.bool:
         raise InputError(
             f"{where} x has shape {tuple(x.shape)} and type {_type(x)}",
-            hint="give [samples, ...] as uint8 or float32",
+            hint="give [samples, ...] as uint8, float32 or whole numbers",
         )
+    if not x.is_floating_point() and x.dtype != torch.uint8:
+        return x.to(torch.int64).contiguous()  # token ids
     if x.is_floating_point():
         x = x.to(torch.float32)
         broken = int((~torch.isfinite(x)).sum())
@@ -324,7 +362,7 @@ def _labels(where: str, y: Tensor) -> Tensor:
     return y.to(torch.float32)
 
 
-def _type(x: Tensor) -> str:
+def _type(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
@@ -375,18 +413,20 @@ def _per_channel(
     what: str, values: Sequence[float] | None, default: float, shape: tuple[int, ...]
 ) -> tuple[float, ...]:
     """One value per channel (images) or per column; one value alone serves all of them."""
-    chosen = (default,) if values is None else tuple(float(v) for v in values)
-    if len(chosen) not in (1, shape[0]):
-        raise InputError(f"{what} has {len(chosen)} values for {shape[0]} channels", hint="give one or all")
-    if not np.isfinite(chosen).all() or (what == "std" and min(chosen) <= 0):
-        raise InputError(f"{what} = {chosen} cannot be used for scaling", hint="give finite numbers, std above 0")
-    return chosen * (shape[0] // len(chosen))
+    if not shape:
+        return (default,)
+    wanted = (default,) if values is None else tuple(float(v) for v in values)
+    if len(wanted) not in (1, shape[0]):
+        raise InputError(f"{what} has {len(wanted)} values for {shape[0]} channels", hint="give one or all")
+    if not np.isfinite(wanted).all() or (what == "std" and min(wanted) <= 0):
+        raise InputError(f"{what} = {wanted} cannot be used for scaling", hint="give finite numbers, std above 0")
+    return wanted * (shape[0] // len(wanted))
 
 
 def _content_fingerprint(data: Sequence[ClientData]) -> str:
     digest = hashlib.sha256()
     for client in data:
-        for tensor in (*client.train, *client.test):
+        for tensor in (t for part in (*client.train, *client.test) for t in tensors_of(part)):
             digest.update(f"{_type(tensor)}{tuple(tensor.shape)}".encode())
             digest.update(np.ascontiguousarray(tensor.numpy()).data)
     return digest.hexdigest()[:16]

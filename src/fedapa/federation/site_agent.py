@@ -66,6 +66,7 @@ class Agreed(NamedTuple):
 
 def agree(terms: Terms) -> Agreed:
     config = read_config(terms.config)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})  # the devices are ours
     (name,) = config.methods
     target = (terms.target[0], terms.target[1]) if terms.target else (0.0, 1.0)
     about = Federated("", (), terms.classes, tuple(terms.shape), tuple(terms.mean), tuple(terms.std), "", target)
@@ -115,6 +116,7 @@ def _named_file(config: Config) -> str | None:
         "sites.schema_file": sites is not None and sites.schema_file is not None,
         "data.data_dir": data.data_dir is not None,
         "data.partition": data.partition.endswith(".npz"),
+        "data.source": data.source.endswith(".npz"),
     }
     return next((key for key, is_named in named.items() if is_named), None)
 
@@ -271,7 +273,9 @@ class Site:
         code: only what the site has allowed is imported."""
         with _in_words():
             config = read_config(text)
-        for what, name in (("model", config.model.name), ("objective", config.objective.name)):
+        augment = training_of(config, config.methods[0]).augment
+        own = {"model": config.model.name, "objective": config.objective.name, "augmentation": augment}
+        for what, name in (own | {"data source": config.data.source}).items():
             if is_own(name) and name not in self.models:
                 hint = "the site can allow it: fedapa site join KIT --allow-model"
                 raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)

@@ -140,7 +140,8 @@ def _begun(client: Tree, w: Tree) -> Tree:
 def _forget_replaced(task: Task, local: Local) -> None:
     """The momentum of w_i belongs to weights that the next visit replaces."""
     if task.training.keep_momentum == "auto":
-        local.memory = {name: v for name, v in local.memory.items() if name not in ("main/theta", "main/phi")}
+        gone = ("main/theta", "main/phi")  # and Adam's further moments below these names
+        local.memory = {k: v for k, v in local.memory.items() if "/".join(k.split("/")[:2]) not in gone}
 
 
 def _named(name: str, model: Tree) -> Tree:

@@ -10,8 +10,8 @@ Server  stores it
 So dF/dc_i = p_ii g and dF/dp_ij = <g, c_j>, with g the gradient at w_i.
 Deviations:
 - Authors' code: mu |p - p_0|^2 without the half (set mu = 0.2); a new optimiser every round (ours follows
-  the run's training settings, as for every method); learning rates that may decay by round (ours are
-  constant).
+  the run's training settings, as for every method); learning rates that may decay by round (ours follow
+  ``training.lr_schedule``; lr_p is constant).
 - ``start``: the authors give each core its own random weights ("own"); as the other methods, we start from
   one common model by default, under which w_i is that model itself at first. PFLlib does so too.
 - Limited bandwidth (at most K cores per round) is not built: all others are sent every round.
@@ -78,14 +78,15 @@ class APPLE(Method):
         return self._personal(task, client, down, local.client)
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
-        i, rate = local.client, task.training.lr
+        i = local.client
         given = {
             "others": down["others"],
             "p_0": own_first(_sample_shares(task), i),
             "strength": torch.tensor(self.mu * self.fade(local.round, local.rounds)),
         }
         params = {**task.parts(client["core"]), "p": own_first(client["p"], i)}
-        params = local.sgd(mixture, params, given=given, lr={"theta": rate, "phi": rate, "p": self.lr_p})
+        rates = {"theta": None, "phi": None, "p": self.lr_p}
+        params = local.sgd(mixture, params, given=given, lr=rates, judge=mixture)
         core, p = task.join(params["theta"], params["phi"]), by_client(params["p"], i)
         return self._personal(task, {**client, "core": core, "p": p}, down, i), {"core": core}
 

@@ -16,7 +16,8 @@ Deviations:
 - Momentum rho is none in the paper. With it, (w - w_i) / lr is a sum of gradients with weights that add up to
   a = (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) instead of K, which is up to 10 K at rho = 0.9. Dividing by K
   makes c_i so much too large. Here a is used and momentum starts at 0 at every visit. Weight decay and clipped
-  gradients enter c_i.
+  gradients enter c_i. Whatever optimiser, schedule and patience a run has, this method trains with SGD at the rate
+  ``training.lr``: from other steps c_i could not be read off.
 - Option I of the paper (c_i is the gradient at w over all data) is not built.
 - ``average="samples"`` weighs both sums by samples, so that corrections go on cancelling; the paper has no weights.
 - FL-bench never writes c_i back, so that its correction is +c. fluke weighs models by samples and c uniformly. PFLlib
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from fedapa.core.tree import Tree, weighted_mean
 from fedapa.methods.common_part import SHARED, Shared, common_part, with_common_part
 from fedapa.methods.method import Claims, Method, When, hyper
 from fedapa.training.local import Local
+from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task, task_loss
 
@@ -75,7 +77,9 @@ class Scaffold(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         model = {k: client[k] for k in ("theta", "phi")}
-        model = local.sgd(corrected, model, given={"c": down["c"], "own": client["c"]}, memory=None)
+        model = local.sgd(
+            corrected, model, given={"c": down["c"], "own": client["c"]}, memory=None, **self._plain(task)
+        )
         up = common_part(task, model, self.shared)
         return {**model, "c": client["c"] + self._change(task, local.n, down, up)}, up
 
@@ -97,6 +101,19 @@ class Scaffold(Method):
         if not self.correct or steps == 0:
             return torch.zeros_like(down["c"])
         return (down[name] - up[name]) / (total_weight(steps, training.momentum) * training.lr) - down["c"]
+
+    def _plain(self, task: Task) -> dict[str, Any]:
+        """c_i is read off the way of SGD at one rate, so a correction is trained in no other way."""
+        training = task.training
+        rule = Rule(training.momentum, training.weight_decay)
+        return {"lr": training.lr, "rule": rule} if self.correct else {}
+
+    def remarks(self, task: Task) -> list[str]:
+        training, plain = task.training, Training()
+        told = ("optimizer", "nesterov", "lr_schedule", "lr_warmup", "lr_theta", "lr_phi", "patience")
+        if not self.correct or all(getattr(training, name) == getattr(plain, name) for name in told):
+            return []
+        return ["its corrections are read off plain SGD: it trains with that, at the rate training.lr in every round"]
 
     def _weights(self, task: Task) -> Tensor:
         """[M] of the clients, in both means."""

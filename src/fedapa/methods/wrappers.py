@@ -36,8 +36,9 @@ from fedapa.core.tree import Tree
 from fedapa.errors import InputError
 from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, Surrogate, When, hyper
 from fedapa.methods.privacy import Account, epsilon
+from fedapa.training.devices import tree_on
 from fedapa.training.local import Local
-from fedapa.training.task import Task
+from fedapa.training.task import CPU, Task
 
 MEAN, VISITS = "mean/", "mean_visits"  # of +ema, in a client's state
 SMALL = 16  # tensors of fewer numbers travel as they are: coding them would save nothing
@@ -68,7 +69,8 @@ class Wrapped(Method):
 
     def train(self, task: Task, client: Tree, down: Tree, local: Local) -> tuple[Tree, Tree]:
         client, up = self.inner.train(task, client, down, local)
-        return client, self.encode(task, down, up, local)
+        with CPU:  # its noise and its codes are numpy's, wherever the client computes
+            return client, self.encode(task, tree_on(down, CPU), tree_on(up, CPU), local)
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         plain = [self.decode(downs[k], up) for k, up in enumerate(ups)]
@@ -162,7 +164,7 @@ class Top(Wrapped):
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         def code(name: str, change: Tensor) -> Tree:
             kept = f"feedback/{name}"
-            change = change + local.memory.get(kept, torch.zeros_like(change))
+            change = change + local.memory.get(kept, torch.zeros_like(change)).to(change.device)
             count = max(1, round(self.share * change.numel()))
             places = change.abs().topk(count).indices.sort().values
             left = change.clone()
@@ -374,4 +376,4 @@ def _uncoded(up: Tree) -> Tree:
 
 
 def gauss(random: np.random.Generator, like: Tensor) -> Tensor:
-    return torch.from_numpy(random.standard_normal(like.numel(), dtype=np.float32))
+    return torch.from_numpy(random.standard_normal(like.numel(), dtype=np.float32)).to(like.device)

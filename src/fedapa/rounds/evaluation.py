@@ -13,7 +13,7 @@ from fedapa.data.federated import ClientData, Split
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
 from fedapa.training.local import Engine, Pass, Plain
-from fedapa.training.task import Task
+from fedapa.training.task import CPU, Task
 
 # Sums and counts. Of one model [S, 4]: a row per score, in the objective's order, with sum and count on test data and
 # sum and count on validation data; of all clients [M, S, 4].
@@ -29,9 +29,11 @@ def measure(method: Method, task: Task, client: Tree, data: ClientData, engine: 
         if split is None:
             return np.zeros((len(task.objective.scores), 2))
         outputs = (engine or Plain()).outputs(Pass(method.predict, task, client, split.x))
+        outputs, y = outputs.cpu(), split.y.cpu()  # scores are in double precision, which not every device has
         if outputs.isnan().any():
             raise RunError("the network computed NaN", "lower the learning rate, or look for NaN in the data")
-        found = task.objective.measure(outputs, split.y)
+        with CPU:
+            found = task.objective.measure(outputs, y)
         return np.array([found[score.name] for score in task.objective.scores], dtype=np.float64)
 
     return np.concatenate([of(data.test), of(data.validation)], axis=1)

@@ -8,6 +8,7 @@ import torch
 
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
+from fedapa.data.samples import blank
 from fedapa.methods.method import Method
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.upload_limits import Limits
@@ -27,7 +28,7 @@ class Expected:
         self._method, self.limits, self.roles = method, limits, method.roles
         self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
         kind = torch.int64 if task.classes else torch.float32
-        self._data = Split(torch.stack([torch.zeros_like(sample)] * 2), torch.zeros(2, dtype=kind))
+        self._data = Split(blank(sample, 2), torch.zeros(2, dtype=kind))
         self._known: dict[int, Tree] = {}
 
     def upload(self, down: Tree) -> Tree:

@@ -20,9 +20,10 @@ from fedapa.methods.method import Method
 from fedapa.rounds.evaluation import Sums, measure
 from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
+from fedapa.training.devices import data_on, tree_on
 from fedapa.training.engines.vmap_engine import cohorts, play_together
 from fedapa.training.local import Engine, Local, Normal, Plain
-from fedapa.training.task import Task
+from fedapa.training.task import CPU, Task
 
 
 class Request(NamedTuple):
@@ -82,12 +83,41 @@ def visit(
 ) -> tuple[Record, Reply]:
     """One visit: everything that a client does in a round. The same code runs in every transport and on every engine.
 
-    A real site passes ``entropy``, from which noise is drawn.
+    A real site passes ``entropy``, from which noise is drawn. On another device than the CPU, what the visit needs is
+    moved there, what it makes is made there, and what it leaves behind comes back.
     """
-    engine = engine or Plain()
+    there = task.device
+    if there == CPU:
+        return _visit(method, task, data, record, request, seed, engine, entropy)
+    moved = request._replace(down=partial(_sent_to, there, request.down))
+    with there:
+        mine = Record(tree_on(record.state, there), tree_on(record.memory, there))
+        mine, reply = _visit(method, task, data_on(data, there), mine, moved, seed, engine, entropy)
+    record = Record(tree_on(mine.state, CPU), tree_on(mine.memory, CPU)) if request.train else record
+    return record, reply._replace(up=reply.up and tree_on(reply.up, CPU))
+
+
+def _sent_to(device: torch.device, down: Callable[[], Tree]) -> Tree:
+    with CPU:  # the server makes it
+        sent = down()
+    return tree_on(sent, device)
+
+
+def _visit(
+    method: Method,
+    task: Task,
+    data: ClientData,
+    record: Record,
+    request: Request,
+    seed: int,
+    engine: Engine | None,
+    entropy: Normal | None,
+) -> tuple[Record, Reply]:
+    engine, task = engine or Plain(), task.at(data.train.y)
     start = engine.clock()
     down = engine.once(request.down)
-    local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
+    mine = data.train, record.memory
+    local = Local(task, request.client, request.round, seed, *mine, 0, engine, entropy, data.validation)
     state = method.receive(task, record.state, down, local)
 
     def scored(shown: Tree, what: str) -> Sums:
@@ -134,6 +164,7 @@ class InProcess:
         self.workers = 1 if task.model.stochastic else workers or available_cores()
         self._records = [Record(client, {}) for _ in range(task.clients)]
         self._pending: dict[int, Record] = {}
+        self._placed = self._place(task)
         self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
 
     def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
@@ -158,7 +189,7 @@ class InProcess:
         self._pending.clear()
 
     def admit(self, task: Task, newcomer: Newcomer, client: Tree) -> None:
-        self.task = task
+        self.task, self._placed = task, self._place(task)
         self._records.append(Record(client, {}))
 
     def records(self) -> list[Record]:
@@ -176,7 +207,12 @@ class InProcess:
 
     def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
         data, record = self.data.clients[request.client], self._records[request.client]
-        return visit(self.method, self.task, data, record, request, self.seed, engine)
+        task = self._placed[request.client % len(self._placed)]
+        return visit(self.method, task, data, record, request, self.seed, engine)
+
+    def _place(self, task: Task) -> list[Task]:
+        """The task for every device; clients take them in turn, and a client its own every time."""
+        return [task.placed(device) for device in task.devices]
 
 
 def available_cores() -> int:

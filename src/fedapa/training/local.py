@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,28 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
+from fedapa.data.samples import chosen, pieces
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
 from fedapa.training.engines.native import TrainingCall
-from fedapa.training.task import Batch, Task, proximal, task_loss
+from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
+from fedapa.training.task import CPU, Batch, Task, proximal, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
+Rates = Mapping[str, float]
 EVALUATION_BATCH = 512
+LOSS_SCALE = 2.0**10  # fp16: small gradients would be 0; a power of two changes no digit
 T = TypeVar("T")
+
+
+class Held(NamedTuple):
+    """Held-out samples: ``patience`` epochs of ``every`` steps in which their loss does not fall end a training."""
+
+    data: Split
+    loss: Loss
+    every: int
+    patience: int
 
 
 class Job(NamedTuple):
@@ -36,16 +49,23 @@ class Job(NamedTuple):
     task: Task
     loss: Loss
     params: Tree
-    velocity: Tree
+    velocity: Tree  # the optimiser's state: SGD's velocity, or Adam's moments
     given: Tree
     carry: Tree
     data: Split
     batches: Callable[[], Iterator[Tensor]]
-    rates: Mapping[str, float]
-    momentum: float
-    weight_decay: float
+    rates: Rates
+    rule: Rule
     clip_norm: float | None
     project: Project | None
+    pace: Callable[[float], Rates] | None = None  # the rates by the share of the steps that is over
+    held: Held | None = None
+    augment: Callable[[Any, int], Any] | None = None  # the samples of a batch, as its number in the training draws them
+
+    @property
+    def even(self) -> bool:
+        """Every step is like the others, so that an engine may take many of them at once."""
+        return self.pace is None and self.held is None and self.augment is None and not _half(self.task)
 
 
 class Trained(NamedTuple):
@@ -138,6 +158,7 @@ class Local:
     calls: int = 0
     engine: Engine = field(default_factory=Plain)
     entropy: Normal | None = None  # at a real site; None in a simulation
+    validation: Split | None = None  # held out: it ends trainings that have a patience
 
     @property
     def n(self) -> int:
@@ -158,8 +179,10 @@ class Local:
         return self.entropy or Seeded(seeded)
 
     def fresh(self) -> tuple[Tensor, Tensor]:
-        """theta and phi of this client's own random start."""
-        return self.task.init(own_start(self.seed, self.client))
+        """theta and phi of this client's own random start, drawn on the CPU wherever the client computes."""
+        with CPU:
+            theta, phi = self.task.init(own_start(self.seed, self.client))
+        return theta.to(self.task.device), phi.to(self.task.device)
 
     def counts(self) -> Tensor:
         """[C] how many samples of every class."""
@@ -173,14 +196,14 @@ class Local:
         """The same toolbox on a random share of the samples (at least one), in their order."""
         size = max(1, int(fraction * self.n))
         index = torch.from_numpy(np.sort(self.random().choice(self.n, size, replace=False)))
-        piece = Split(self.data.x[index], self.data.y[index])
+        piece = Split(chosen(self.data.x, index), self.data.y[index])
         return replace(self, data=piece, calls=self.calls + 1000)
 
     @contextmanager
     def only(self, index: Tensor) -> Iterator[None]:
         """Inside, the toolbox has these samples alone."""
         whole = self.data
-        self.data = Split(whole.x[index], whole.y[index])
+        self.data = Split(chosen(whole.x, index), whole.y[index])
         try:
             yield
         finally:
@@ -212,33 +235,43 @@ class Local:
         carry: Tree | None = None,
         epochs: int | None = None,
         steps: int | None = None,
-        lr: float | Mapping[str, float] | None = None,
+        lr: float | Mapping[str, float | None] | None = None,
         momentum: float | None = None,
         weight_decay: float | None = None,
         clip_norm: float | None = None,
         project: Project | None = None,
         memory: str | None = "main",
         replaced: bool = False,
+        judge: Loss = task_loss,
+        rule: Rule | None = None,
     ) -> Tree:
-        """Minimise ``loss(task, params, batch, given)`` over ``params`` by SGD; returns params and carry as one tree.
+        """Minimise ``loss(task, params, batch, given)`` over ``params``; returns params and carry as one tree.
 
         ``given`` are constants of the loss. A ``carry`` is state that the loss threads from batch to batch: it is seen
         in ``given`` and the loss returns (value, new carry). ``steps`` draws that many batches instead of epochs.
         ``project`` is applied after every step. Momentum lives under the name ``memory`` from visit to visit; None
         starts afresh. So does ``replaced``, which says that ``params`` were just overwritten by what arrived, unless
         ``training.keep_momentum`` decides for all.
+
+        Optimiser, schedule, augmentation and early stopping are the run's (``training``). A method that gives
+        ``momentum`` states a problem of its own, with its own plain SGD on the samples as they are. A rate that is
+        given has no schedule; where a mapping of rates has None, the run's rate holds. With a ``rule``, a method takes
+        every step of its training by that one. ``judge`` is the loss on held-out samples.
         """
         memory = memory if self._keeps(replaced) else None
         training = self.task.training
         self.calls += 1
+        own, call, rates = momentum is not None, self.calls, partial(self._rates, _per_name(lr, params))
+        held = None if own or rule is not None or steps is not None else self._held(judge)
+        rule = rule or (rule_of(training) if momentum is None else Rule(momentum, training.weight_decay))
+        rule = rule if weight_decay is None else rule._replace(weight_decay=weight_decay)
         done = self.engine.train(
             Job(
-                self.task, loss, params, self._recall(memory, params), given or {}, carry or {}, self.data,
-                partial(copy(self)._indices, self.calls, epochs, steps),  # a copy: its data stay what they are now
-                _per_name(training.lr if lr is None else lr, params),
-                training.momentum if momentum is None else momentum,
-                training.weight_decay if weight_decay is None else weight_decay,
-                clip_norm or training.clip_norm or None, project,
+                self.task, loss, params, self._recall(memory, params, rule), given or {}, carry or {}, self.data,
+                partial(copy(self)._indices, call, epochs, steps),  # a copy: its data stay what they are now
+                rates(0.0), rule, clip_norm or training.clip_norm or None, project,
+                rates if training.lr_steps and not own else None,
+                held, None if own or self.task.augment is None else partial(self._augmented, call),
             )
         )  # fmt: skip
         self._remember(memory, done.velocity)
@@ -256,9 +289,29 @@ class Local:
         for _ in range(steps):
             yield torch.from_numpy(random.choice(self.n, size, replace=False))
 
-    def _recall(self, memory: str | None, params: Tree) -> Tree:
-        kept = {} if memory is None else {k: self.memory.get(f"{memory}/{k}") for k in params}
-        return {k: torch.zeros_like(v) if (was := kept.get(k)) is None else _as_long(was, v) for k, v in params.items()}
+    def _rates(self, given: Mapping[str, float | None], share: float) -> Rates:
+        """The rate of every parameter, after a share of this visit's steps."""
+        training = self.task.training
+        factor = schedule_factor(training, self.round + share, self.rounds)
+        return {k: base_rate(training, k) * factor if rate is None else rate for k, rate in given.items()}
+
+    def _held(self, judge: Loss) -> Held | None:
+        patience, size = self.task.training.patience, self.task.training.batch
+        if not patience or self.validation is None:
+            return None
+        whole, rest = divmod(self.n, size)
+        every = whole if whole and self.task.training.drop_last else whole + (rest > 0)
+        return Held(self.validation, judge, every, patience)
+
+    def _augmented(self, call: int, x: Any, batch: int) -> Any:
+        """Drawn by a stream of the batch's own: the same after a resume, whoever else is at work."""
+        assert self.task.augment is not None
+        return self.task.augment(x, stream(self.seed, "augment", self.round, self.client, call, batch))
+
+    def _recall(self, memory: str | None, params: Tree, rule: Rule) -> Tree:
+        begun = {k: v for name, param in params.items() for k, v in state_of(rule, name, param).items()}
+        kept = {} if memory is None else {k: self.memory.get(f"{memory}/{k}") for k in begun}
+        return {k: v if (was := kept.get(k)) is None else _as_long(was, v) for k, v in begun.items()}
 
     def _remember(self, memory: str | None, velocity: Tree) -> None:
         if memory is not None:
@@ -284,32 +337,76 @@ def train(job: Job) -> Trained:
     """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
     task, velocity, carry = job.task, job.velocity, job.carry
     params = {k: v.clone() for k, v in job.params.items()}
-    if fused(task, job.loss, params, job.given) and not (carry or job.clip_norm or job.project):
+    if fused(task, job.loss, params, job.given) and is_plain_sgd(job):
         return train_fused(job, params)
+    epochs = Epochs(job)
     with task.model.training() as buffers:
-        for index in job.batches():
-            batch = Batch(job.data.x[index], job.data.y[index])
+        for k, (index, rates) in enumerate(_paced(job)):
+            index = index.to(job.data.y.device)
+            x = job.data.x[index]
+            batch = Batch(x if job.augment is None else job.augment(x, k), job.data.y[index])
             grads, carry = gradients(task, job.loss, params, batch, job.given, carry)
             if job.clip_norm is not None:
                 grads = clipped(grads, job.clip_norm)
             for name, w in params.items():
-                v = velocity[name].mul_(job.momentum).add_(grads[name])
-                if job.weight_decay:
-                    v.add_(w, alpha=job.weight_decay)
-                _step(task, name, w, v, job.rates[name])
+                _step(task, name, w, direction(job.rule, name, w, grads[name], velocity), rates[name])
             if buffers:
                 task.model.write_buffers(buffers, params.get("theta"), params.get("phi"))
             if job.project is not None:
                 params = job.project(params)
-    return Trained({**params, **carry}, velocity)
+            if epochs.over(k + 1, params, carry):
+                break
+    return Trained({**epochs.best(params), **carry}, velocity)
+
+
+def _paced(job: Job) -> Iterator[tuple[Tensor, Rates]]:
+    """Every batch with its rates."""
+    if job.pace is None:
+        yield from ((index, job.rates) for index in job.batches())
+        return
+    batches = list(job.batches())
+    yield from ((index, job.pace(k / len(batches))) for k, index in enumerate(batches))
+
+
+class Epochs:
+    """Looks at held-out samples after every epoch; keeps the parameters of the best one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._lowest, self._waited = job, float("inf"), 0
+        self._kept: Tree | None = None
+
+    def over(self, steps: int, params: Tree, carry: Tree) -> bool:
+        """Whether the training is to end here."""
+        held = self._job.held
+        if held is None or steps % held.every:
+            return False
+        value = self._value(held, params, carry)
+        if value < self._lowest:
+            self._lowest, self._waited, self._kept = value, 0, {k: v.clone() for k, v in params.items()}
+        else:
+            self._waited += 1
+        return self._waited >= held.patience
+
+    def best(self, params: Tree) -> Tree:
+        return params if self._kept is None else self._kept
+
+    def _value(self, held: Held, params: Tree, carry: Tree) -> float:
+        with torch.no_grad():
+            answer = held.loss(self._job.task, params, Batch(*held.data), {**self._job.given, **carry})
+        return float(answer[0] if isinstance(answer, tuple) else answer)
 
 
 def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree) -> tuple[Tree, Tree]:
     """Gradient of the loss in every parameter, and the new carry; a parameter the loss ignores gets zeros."""
     leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-    answer = loss(task, leaves, batch, {**given, **carry})
+    with _passes(task):
+        answer = loss(task, leaves, batch, {**given, **carry})
     value, carry = answer if isinstance(answer, tuple) else (answer, carry)
+    if scaled := task.training.precision == "fp16":
+        value = value * LOSS_SCALE
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    if scaled:
+        found = tuple(None if g is None else g / LOSS_SCALE for g in found)
     grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), found, strict=True)}
     return grads, {k: v.detach() for k, v in carry.items()}
 
@@ -319,6 +416,24 @@ def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
     parts = {"theta", "phi"}
     known = task.objective.fuses == "cross_entropy" and (loss is task_loss or loss is proximal)
     return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
+
+
+def is_plain_sgd(job: Job) -> bool:
+    """Steps that the kernel knows: SGD, with nothing between two of them."""
+    plain = job.rule.name == "sgd" and not job.rule.nesterov and job.even
+    return plain and not (job.carry or job.clip_norm or job.project)
+
+
+def _half(task: Task) -> bool:
+    return task.training.precision != "float32"
+
+
+def _passes(task: Task) -> Any:
+    """Forward passes inside run in the precision of the recipe."""
+    if not _half(task):
+        return nullcontext()
+    dtype = torch.bfloat16 if task.training.precision == "bf16" else torch.float16
+    return torch.autocast(task.device.type, dtype)
 
 
 def train_fused(job: Job, params: Tree) -> Trained:
@@ -339,8 +454,8 @@ def train_fused(job: Job, params: Tree) -> Trained:
         bounds=sizes.cumsum(0),
         lr_theta=rates.get("theta", 0.0),
         lr_phi=rates.get("phi", 0.0),
-        momentum=job.momentum,
-        weight_decay=job.weight_decay,
+        momentum=job.rule.momentum,
+        weight_decay=job.rule.weight_decay,
         velocity_theta=velocity.get("theta"),
         velocity_phi=velocity.get("phi"),
         anchor_theta=given.get("anchor_theta"),
@@ -366,18 +481,18 @@ def outputs(wanted: Pass) -> Tensor:
     """A pass over all samples, part by part."""
     function, task, tree, x = wanted
     with torch.no_grad():
-        return torch.cat([function(task, tree, part) for part in torch.split(x, EVALUATION_BATCH)])
+        return torch.cat([function(task, tree, part) for part in pieces(x, EVALUATION_BATCH)])
 
 
 def count_correct(predict: Callable[[Tensor], Tensor], data: Split) -> tuple[int, int]:
     """(correct, total) of the largest logit."""
     with torch.no_grad():
-        pairs = zip(torch.split(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
+        pairs = zip(pieces(data.x, EVALUATION_BATCH), torch.split(data.y, EVALUATION_BATCH), strict=True)
         correct = sum(int((predict(x).argmax(1) == y).sum()) for x, y in pairs)
     return correct, len(data.y)
 
 
-def _per_name(lr: float | Mapping[str, float], params: Tree) -> Mapping[str, float]:
+def _per_name(lr: float | Mapping[str, float | None] | None, params: Tree) -> Mapping[str, float | None]:
     if not isinstance(lr, Mapping):
         return dict.fromkeys(params, lr)
     if missing := params.keys() - lr.keys():

@@ -160,7 +160,7 @@ class SplitModel:
 
     def features(self, theta: Tensor, phi: Tensor | None, x: Tensor) -> Tensor:
         """z = f(theta; x); inside ``training()`` with autograd on, buffers are updated and recorded."""
-        mine = self._mine()
+        mine = self._mine(theta.device)
         train = mine.recording is not None and torch.is_grad_enabled()
         mine.extractor.train(train)
         values = _unpack(theta, self.theta_slots)
@@ -176,7 +176,7 @@ class SplitModel:
     def logits(self, phi: Tensor, z: Tensor) -> Tensor:
         values = _unpack(phi, self.phi_slots)
         given = {k.removeprefix("head."): v for k, v in values.items() if k.startswith("head.")}
-        out: Tensor = functional_call(self._mine().head, given, (z,))
+        out: Tensor = functional_call(self._mine(phi.device).head, given, (z,))
         return out
 
     @contextmanager
@@ -203,13 +203,18 @@ class SplitModel:
         mine.recording.update({f"extractor.{k}": v for k, v in given.items() if k in names})
         return given
 
-    def _mine(self) -> threading.local:
-        """This thread's own copy of the modules: ``functional_call`` swaps their parameters while it runs."""
-        if not hasattr(self._local, "extractor"):
-            self._local.extractor = copy.deepcopy(self.extractor)
-            self._local.head = copy.deepcopy(self.head).eval()
-            self._local.recording = None
-        return self._local
+    def _mine(self, device: torch.device | None = None) -> threading.local:
+        """This thread's own copy of the modules: ``functional_call`` swaps their parameters while it runs.
+
+        Constants of a module that are neither parameters nor float buffers follow the parameters to their device.
+        """
+        mine = self._local
+        if not hasattr(mine, "extractor"):
+            mine.extractor, mine.head = copy.deepcopy(self.extractor), copy.deepcopy(self.head).eval()
+            mine.recording, mine.device = None, torch.device("cpu")
+        if device is not None and device != mine.device:
+            mine.extractor, mine.head, mine.device = mine.extractor.to(device), mine.head.to(device), device
+        return mine
 
     def _cut(self, module: nn.Module) -> tuple[nn.Module, nn.Module]:
         try:
@@ -247,17 +252,37 @@ class SplitModel:
 
 
 def build_model(
-    model: Model, shape: tuple[int, ...], classes: int, head: str = HEAD, buffers: Buffers = "shared"
+    model: Model,
+    shape: tuple[int, ...],
+    classes: int,
+    head: str = HEAD,
+    buffers: Buffers = "shared",
+    sample: Tensor | None = None,
 ) -> SplitModel:
     """A split model from a shipped name, ``package.module:function``, a class or function, or a module.
 
     A module's own weights are the start, whatever the seed; the others are made anew, and drawn by the seed.
+    ``sample`` are two samples to try it on; without them floats are tried, then whole numbers.
     """
-    found = SplitModel(_builder(model, shape, classes), torch.zeros(2, *shape), head, buffers)
+    build = _builder(model, shape, classes)
+    try:
+        found = SplitModel(build, torch.zeros(2, *shape) if sample is None else sample, head, buffers)
+    except InputError:
+        if sample is not None:
+            raise
+        found = _of_tokens(build, shape, head, buffers)
     if found.outputs != classes:
         wanted = f"the data {classes} classes" if classes > 1 else f"the objective needs {classes}"
         raise InputError(f"the model has {found.outputs} outputs, {wanted}", "change its last layer")
     return found
+
+
+def _of_tokens(build: Callable[[], nn.Module], shape: tuple[int, ...], head: str, buffers: Buffers) -> SplitModel:
+    """A model that refuses floats may take token ids; if not, what it said about floats is the better error."""
+    try:
+        return SplitModel(build, torch.zeros(2, *shape, dtype=torch.int64), head, buffers)
+    except InputError:
+        return SplitModel(build, torch.zeros(2, *shape), head, buffers)
 
 
 def _builder(model: Any, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:

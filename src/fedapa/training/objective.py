@@ -33,11 +33,15 @@ class Objective(ABC):
 
     scores: ClassVar[tuple[Score, ...]]  # the first is the primary one
     target: ClassVar[Target] = "number"  # what a label is: a class counted from 0, or a number
-    fuses: ClassVar[str] = ""  # the loss as the native kernel knows it; empty: it does not
 
     @property
     def primary(self) -> Score:
         return self.scores[0]
+
+    @property
+    def fuses(self) -> str:
+        """The loss as the native kernel knows it; empty: it does not."""
+        return ""
 
     @property
     def spec(self) -> str:
@@ -73,29 +77,73 @@ class Objective(ABC):
         """The same for targets of this mean and standard deviation; only objectives that scale them differ."""
         return self
 
+    def at(self, y: Tensor, classes: int) -> Objective:
+        """The objective of a client with these train labels; only one that weighs them differs."""
+        return self
+
     def __post_init__(self) -> None:
         check_settings(self)
 
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """Cross-entropy, and the share of largest logits that are right."""
+    """Cross-entropy, and the share of largest logits that are right.
+
+    The loss that is reported has neither weights nor smoothed labels, so that runs can be compared by it.
+    """
+
+    label_smoothing: float = hyper(0.0, "share of every label that is spread over all classes", 0.0, 0.999)
+    class_weights: Any = hyper("none", "one number per class, or balanced: by each client's own train labels")
 
     scores = (ACCURACY, LOSS)
     target = "class"
-    fuses = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "class_weights", _checked_weights(self.class_weights))
+
+    def __repr__(self) -> str:
+        """Settings that are no default: both came later than runs that are to go on."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Classification({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+    @property
+    def plain(self) -> bool:
+        return self.label_smoothing == 0 and self.class_weights == "none"
+
+    @property
+    def fuses(self) -> str:
+        return "cross_entropy" if self.plain else ""
 
     def outputs(self, classes: int) -> int:
+        if not isinstance(self.class_weights, str) and len(self.class_weights) != classes:
+            raise InputError(
+                f"objective.class_weights has {len(self.class_weights)} numbers, the data {classes} classes",
+                "give one per class",
+            )
         return classes
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, y, reduction="none")
+        if self.plain:
+            return F.cross_entropy(outputs, y, reduction="none")
+        logs = F.log_softmax(outputs, 1)
+        found = -logs.gather(1, y[:, None])[:, 0] * (1 - self.label_smoothing) - self.label_smoothing * logs.mean(1)
+        return found if isinstance(self.class_weights, str) else found * outputs.new_tensor(self.class_weights)[y]
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, y)
+        return F.cross_entropy(outputs, y) if self.plain else self.losses(outputs, y).mean()
+
+    def at(self, y: Tensor, classes: int) -> Objective:
+        """Balanced: every class that the client has weighs the same in its mean loss."""
+        if self.class_weights != "balanced":
+            return self
+        counts = torch.bincount(y.cpu(), minlength=classes).double()
+        weights = torch.where(counts > 0, len(y) / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
+        return replace(self, class_weights=tuple(weights.tolist()))
 
     def measure(self, outputs: Tensor, y: Tensor) -> Sums:
-        return {"accuracy": (int((outputs.argmax(1) == y).sum()), len(y)), "loss": total_loss(self, outputs, y)}
+        right = int((outputs.argmax(1) == y).sum()), len(y)
+        return {"accuracy": right, "loss": total_loss(Classification(), outputs, y)}
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs, dim=1)
@@ -138,6 +186,16 @@ class Regression(Objective):
 
     def fitted(self, mean: float, std: float) -> Objective:
         return replace(self, mean=mean, std=std if std > 0 else 1.0)
+
+
+def _checked_weights(weights: Any) -> str | tuple[float, ...]:
+    if weights in ("none", "balanced"):
+        return str(weights)
+    numbers = isinstance(weights, list | tuple) and all(isinstance(w, int | float) and w >= 0 for w in weights)
+    if not numbers or not any(weights):
+        hint = "choose none, balanced, or numbers from 0, one per class, such as [1.0, 5.0]"
+        raise InputError(f"objective.class_weights is {weights!r}", hint)
+    return tuple(float(w) for w in weights)
 
 
 def total_loss(objective: Objective, outputs: Tensor, y: Tensor) -> tuple[float, float]:

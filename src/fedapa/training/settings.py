@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
@@ -11,6 +11,10 @@ from fedapa.toml_table import TABLE
 
 Engine = Literal["auto", "torch", "vmap", "native"]
 Buffers = Literal["shared", "private"]
+Optimizer = Literal["sgd", "adam", "adamw"]
+LrSchedule = Literal["constant", "cosine", "step"]
+Precision = Literal["float32", "bf16", "fp16"]
+Beta = Annotated[StrictFloat, Field(ge=0, lt=1)]
 HEAD = "head"
 
 
@@ -31,3 +35,53 @@ class Training:
         StrictBool | Literal["auto"],
         Field(description="from visit to visit: true, false, or auto: unless the weights were replaced"),
     ] = "auto"
+    optimizer: Annotated[Optimizer, Field(description="update rule; keep_momentum holds for Adam's moments, too")] = (
+        "sgd"
+    )
+    nesterov: Annotated[StrictBool, Field(description="sgd: look ahead by one step of momentum")] = False
+    betas: Annotated[tuple[Beta, Beta], Field(description="adam, adamw: decay of both moments")] = (0.9, 0.999)
+    eps: Annotated[StrictFloat, Field(gt=0, description="adam, adamw: added to the root of the second moment")] = 1e-8
+    lr_theta: Annotated[StrictFloat | None, Field(gt=0, description="rate of the extractor; default lr")] = None
+    lr_phi: Annotated[StrictFloat | None, Field(gt=0, description="rate of the head; default lr")] = None
+    lr_schedule: Annotated[LrSchedule, Field(description="of the rate over the rounds of a run")] = "constant"
+    lr_warmup: Annotated[StrictInt, Field(ge=0, description="first rounds, in which the rate rises to lr")] = 0
+    lr_every: Annotated[StrictInt, Field(ge=1, description="step: rounds between two steps")] = 10
+    lr_decay: Annotated[StrictFloat, Field(gt=0, le=1, description="step: what the rate is multiplied by")] = 0.1
+    lr_steps: Annotated[StrictBool, Field(description="the schedule goes on within a visit, step by step")] = False
+    patience: Annotated[
+        StrictInt, Field(ge=0, description="epochs without a lower validation loss that end a visit; 0: no such end")
+    ] = 0
+    augment: Annotated[
+        str, Field(description="of train batches: flip, crop, both as flip+crop, or your own: file.py:function")
+    ] = ""
+    precision: Annotated[Precision, Field(description="of the passes; weights and steps are float32")] = "float32"
+
+    def __repr__(self) -> str:
+        """Later keys are shown where they are no default, so that a run begun before they came still knows itself."""
+        shown = [f.name for k, f in enumerate(fields(self)) if k < EARLY or getattr(self, f.name) != f.default]
+        return f"Training({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only the keys that were there from the start are set."""
+        return all(getattr(self, f.name) == f.default for f in fields(self)[EARLY:])
+
+    def told(self) -> str:
+        """The recipe in one line: what makes the rate and the steps."""
+        rule = self.optimizer + (f" {self.momentum:g}" if self.optimizer == "sgd" else "")
+        parts = [f"{rule}{' nesterov' if self.nesterov else ''}", f"lr {self.lr:g}"]
+        parts += [f"{name} {value:g}" for name, value in self._parts() if value is not None]
+        parts += [] if self.lr_schedule == "constant" else [f"{self.lr_schedule} schedule"]
+        parts += [f"warm-up {self.lr_warmup}"] if self.lr_warmup else []
+        parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
+        parts += [f"clip {self.clip_norm:g}"] if self.clip_norm else []
+        parts += [f"patience {self.patience}"] if self.patience else []
+        parts += [f"augment {self.augment}"] if self.augment else []
+        parts += [self.precision] if self.precision != "float32" else []
+        return ", ".join([*parts, f"batch {self.batch}", f"{self.epochs} epochs"])
+
+    def _parts(self) -> list[tuple[str, float | None]]:
+        return [("lr_theta", self.lr_theta), ("lr_phi", self.lr_phi)]
+
+
+EARLY = 8  # keys that were there from the start

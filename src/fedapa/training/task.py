@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
+from fedapa.data.samples import are_fields
 from fedapa.training.engines.native import Kernel
 from fedapa.training.model import SplitModel
 from fedapa.training.objective import Classification, Objective
 from fedapa.training.settings import Training
+
+CPU = torch.device("cpu")
+Augment = Callable[[Any, np.random.Generator], Any]  # the samples of a batch, changed at random
 
 
 class Batch(NamedTuple):
@@ -36,6 +41,9 @@ class Task:
     vectorise: bool = False  # the vmap engine: clients of a round are trained together
     objective: Objective = field(default_factory=Classification)
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
+    augment: Augment | None = None  # train batches pass through it
+    devices: tuple[torch.device, ...] = (CPU,)  # where clients compute, in turn; the server computes on the CPU
+    device: torch.device = CPU  # where this party computes
 
     @property
     def clients(self) -> int:
@@ -45,6 +53,15 @@ class Task:
         """The same task with one client more, the last."""
         sizes = torch.cat([self.sizes, torch.tensor([samples])])
         return replace(self, sizes=sizes, names=(*self.names, name) if self.names else ())
+
+    def placed(self, device: torch.device) -> Task:
+        """The task of a client that computes there."""
+        return self if device == self.device else replace(self, device=device, sizes=self.sizes.to(device))
+
+    def at(self, y: Tensor) -> Task:
+        """The task as a client with these train labels sees it; the same object where nothing depends on them."""
+        own = self.objective.at(y, self.classes)
+        return self if own is self.objective else replace(self, objective=own)
 
     def name(self, i: int) -> str:
         return f"client {self.names[i] if self.names else i}"
@@ -85,10 +102,10 @@ class Task:
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         if self.kernel is not None:
             return self.kernel.features(params["theta"], x)
-        return self.model.features(params["theta"], params.get("phi"), self.prepare(x))
+        return _whole(self.model.features(params["theta"], params.get("phi"), self.prepare(x)))
 
     def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
-        return self.model.logits(params["phi"], z)
+        return _whole(self.model.logits(params["phi"], z))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The objective's mean loss of a batch."""
@@ -100,13 +117,23 @@ class Task:
         return self.logits(params, self.features(params, x))
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Bytes become floats and both are normalised per channel here, batch by batch."""
+        """Bytes become floats and both are normalised per channel here, batch by batch; fields are as the user made
+        them."""
+        if are_fields(x):
+            return x
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
+        if not x.is_floating_point():
+            return x  # token ids
         if not self.mean or (set(self.mean) == {0.0} and set(self.std) == {1.0}):
             return x
         channels = (1, -1) + (1,) * (x.ndim - 2)
         return (x - torch.tensor(self.mean).view(channels)).div_(torch.tensor(self.std).view(channels))
+
+
+def _whole(outputs: Tensor) -> Tensor:
+    """Half precision ends where methods begin: what they compute from features and outputs is float32."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def task_loss(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:

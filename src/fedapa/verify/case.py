@@ -30,6 +30,7 @@ from fedapa.training.task import Task
 Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3
 SIZES = (40, 23, 31, 7)
+TOKENS = 10
 
 
 class Broken(Exception):
@@ -66,17 +67,20 @@ class Case:
     images: bool = False  # a LeNet-shaped model, so that the native engine can be compared
     engine: Engine = "torch"
     objective: Objective = Classification()
+    training: Training = Training(lr=0.05, batch=8, epochs=1)
+    tokens: bool = False  # whole numbers as samples, and a model with an embedding
 
     @cached_property
     def data(self) -> Federated:
-        found = _images() if self.images else _vectors()
+        found = _images() if self.images else _tokens() if self.tokens else _vectors()
         return found if self.objective.target == "class" else _counted(found)
 
     @cached_property
     def task(self) -> Task:
-        model, training = _model(self.images, self.objective.outputs(CLASSES)), Training(lr=0.05, batch=8, epochs=1)
+        outputs = self.objective.outputs(CLASSES)
+        model = _embedding(outputs) if self.tokens and not self.images else _model(self.images, outputs)
         head = str(len(model) - 1)
-        return make_task(self.data, model, training, ROUNDS, head, engine=self.engine, objective=self.objective)
+        return make_task(self.data, model, self.training, ROUNDS, head, engine=self.engine, objective=self.objective)
 
     @cached_property
     def expected(self) -> Expected:
@@ -164,6 +168,24 @@ def _model(images: bool, outputs: int) -> nn.Sequential:
                 nn.Linear(12, outputs),
             )
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
+
+
+def _embedding(outputs: int) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Embedding(TOKENS, 3), nn.Flatten(), nn.Linear(18, 5), nn.ReLU(), nn.Linear(5, outputs))
+
+
+def _tokens() -> Federated:
+    """The vectors, rounded to token ids."""
+    random = np.random.default_rng(11)
+    centres = random.normal(size=(CLASSES, 6))
+
+    def ids(x: Any) -> Any:
+        return np.clip(np.rint(2 * x), -TOKENS // 2, TOKENS // 2 - 1).astype(np.int64) + TOKENS // 2
+
+    clients = [_client(random, i, n, centres) for i, n in enumerate(SIZES)]
+    return from_arrays([(ids(a), b, ids(c), d) for a, b, c, d in clients], CLASSES)
 
 
 def _vectors() -> Federated:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fedapa.data.federated import Federated, Split
+from fedapa.data.samples import in_memory
 from fedapa.errors import InputError
 from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
 from fedapa.training.local import Job, train
 from fedapa.training.model import SplitModel
+from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task, task_loss
 
@@ -31,12 +33,68 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
     """The task on the requested engine; an error if that cannot run it."""
     if engine == "torch":
         return task
-    if engine != "vmap" and (kernel := native_kernel(task.model, data, engine == "native")) is not None:
+    if engine != "vmap" and (kernel := kernel_for(task, data, engine == "native")) is not None:
         return replace(task, kernel=kernel)
-    obstacle = vmap_obstacle(task, data) if engine == "vmap" or task.clients >= FEWEST else "too few clients"
+    few = task.clients < FEWEST or task.devices[0].type != "cpu"  # the measurement is one of the CPU
+    obstacle = vmap_obstacle(task, data) if engine == "vmap" or not few else "too few clients"
     if engine == "vmap" and obstacle:
         raise InputError(f"the vmap engine cannot run this model: {obstacle}", 'use engine = "auto" or "torch"')
     return replace(task, vectorise=obstacle is None and (engine == "vmap" or vmap_is_faster(Measured(task, data))))
+
+
+def kernel_for(task: Task, data: Federated, insist: bool = False) -> Kernel | None:
+    """The compiled engine, if it can run model and recipe; an error if the user requested it."""
+    reason = native_obstacle(task)
+    if reason is None and data.clients and not in_memory(data.clients[0].train.x):
+        reason = "samples are no tensor in memory"
+    if reason is not None and insist:
+        raise InputError(f"the native engine cannot run this recipe: {reason}", 'use engine = "auto" or "torch"')
+    return None if reason is not None else native_kernel(task.model, data, insist)
+
+
+def native_obstacle(task: Task) -> str | None:
+    """Why the kernel cannot compute passes of this task, whatever the model."""
+    if task.devices[0].type != "cpu":
+        return f"it computes on the CPU, the run on {task.devices[0]}"
+    if task.training.precision != "float32":
+        return f"it computes in float32, training.precision is {task.training.precision}"
+    return None
+
+
+def engine_note(task: Task) -> str:
+    """The engine, and in one line what in the recipe keeps it from its fastest way."""
+    if task.vectorise:
+        return "vmap"
+    if task.kernel is None:
+        why = native_obstacle(task) or recipe_obstacle(task)
+        return f"torch ({why})" if why else "torch"
+    why = fusion_obstacle(task)
+    return f"native, batch by batch ({why})" if why else "native"
+
+
+def fusion_obstacle(task: Task) -> str | None:
+    """What in a recipe the kernel does not do in one call; it then computes gradients, batch by batch."""
+    training = task.training
+    reasons = {
+        f"training.optimizer is {training.optimizer}": training.optimizer != "sgd",
+        "Nesterov's momentum": training.nesterov,
+        "gradients are clipped": training.clip_norm > 0,
+        "the loss is not plain cross-entropy": not task.objective.fuses,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or recipe_obstacle(task)
+
+
+def recipe_obstacle(task: Task) -> str | None:
+    """What in a recipe the vmap engine does not do."""
+    training = task.training
+    reasons = {
+        "the rate changes within a visit by training.lr_steps": training.lr_steps,
+        "clients stop early by training.patience": training.patience > 0,
+        f"training.precision is {training.precision}": training.precision != "float32",
+        "batches are augmented by training.augment": task.augment is not None,
+        "every client weighs classes by its own labels": task.at(torch.zeros(1, dtype=torch.int64)) is not task,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
@@ -53,6 +111,8 @@ def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> K
 
 def vmap_obstacle(task: Task, data: Federated) -> str | None:
     """Why clients of this task cannot be trained together; None if they can."""
+    if (reason := recipe_obstacle(task)) is not None:
+        return reason
     if task.model.has_buffers:
         return "it keeps running statistics (BatchNorm), which only the torch engine follows"
     if task.model.stochastic:
@@ -106,7 +166,7 @@ def _job(task: Task, split: Split, params: dict[str, Tensor]) -> Job:
     velocity, rates = {k: torch.zeros_like(v) for k, v in params.items()}, dict.fromkeys(params, 0.0)
     order, size = torch.arange(len(split.y)), task.training.batch
     batches = partial(iter, [order[k : k + size] for k in (0, size) if k < len(order)])
-    return Job(task, task_loss, params, velocity, {}, {}, split, batches, rates, 0.9, 0.0, None, None)
+    return Job(task, task_loss, params, velocity, {}, {}, split, batches, rates, Rule(0.9), None, None)
 
 
 def seconds(work: Callable[[], object]) -> float:

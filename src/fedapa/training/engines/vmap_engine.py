@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedapa.core.tree import Tree, clone, count_bytes
 from fedapa.training.local import EVALUATION_BATCH, Engine, Job, Loss, Pass, Plain, Trained, clipped, outputs, train
 from fedapa.training.objective import Classification
+from fedapa.training.optimizers import direction
 from fedapa.training.task import Batch, Task, proximal, pull, task_loss
 
 T = TypeVar("T")
@@ -139,7 +140,7 @@ def groups(asked: dict[int, Work]) -> list[list[int]]:
 def _kind(work: Work) -> object:
     if isinstance(work, Pass):
         return id(work.task), _identity(work.function), _shapes(work.tree), _shapes({"x": work.x[:1]})
-    options = (tuple(work.rates[k] for k in work.params), work.momentum, work.weight_decay, work.clip_norm)
+    options = (tuple(work.rates[k] for k in work.params), work.rule, work.clip_norm)
     sample = _shapes({"x": work.data.x[:1], "y": work.data.y[:1]})
     return id(work.task), _identity(work.loss), _identity(work.project), *map(_shapes, _trees(work)), options, sample
 
@@ -178,7 +179,8 @@ def vectorise(group: Sequence[Work]) -> Sequence[Found]:
 def _fits(group: Sequence[Work]) -> bool:
     model = group[0].task.model
     sizes = (count_bytes(tree) for work in group for tree in _trees(work))
-    return not (model.has_buffers or model.stochastic) and sum(sizes) <= STACK_LIMIT
+    even = all(isinstance(work, Pass) or work.even for work in group)
+    return even and not (model.has_buffers or model.stochastic) and sum(sizes) <= STACK_LIMIT
 
 
 def _alone(work: Work) -> Found:
@@ -218,6 +220,7 @@ def train_together(jobs: Sequence[Job]) -> list[Trained]:
     with one.task.model.training():
         for rows, index, weight in schedule(jobs):
             w, v, c = (_taken(tree, rows) for tree in (params, velocity, carry))
+            index, weight = index.to(y.device), weight.to(y.device)
             w, v, c = step(w, v, c, _taken(given, rows), Batch(x[index], y[index]), weight)
             for tree, new in ((params, w), (velocity, v), (carry, c)):
                 _put(tree, rows, new)
@@ -245,10 +248,7 @@ def vectorised(job: Job) -> Step:
         if job.clip_norm is not None:
             grads = vmap(partial(clipped, norm=job.clip_norm))(grads)
         for name in w:
-            v[name].mul_(job.momentum).add_(grads[name])
-            if job.weight_decay:
-                v[name].add_(w[name], alpha=job.weight_decay)
-            w[name].sub_(v[name], alpha=job.rates[name])
+            w[name].sub_(direction(job.rule, name, w[name], grads[name], v), alpha=job.rates[name])
         return (w if job.project is None else vmap(job.project)(w)), v, {k: c.detach() for k, c in carry.items()}
 
     return step
@@ -257,7 +257,7 @@ def vectorised(job: Job) -> Step:
 def weighted_loss(task: Task, params: Tree, batch: Batch, given: Tree, weight: Tensor) -> Tensor:
     """The task's loss as a weighted sum over the batch; weights 1 / batch make it the mean."""
     outputs = task.predict({**given, **params}, batch.x)
-    if not isinstance(task.objective, Classification):
+    if not (isinstance(task.objective, Classification) and task.objective.plain):
         return (task.objective.losses(outputs, batch.y) * weight).sum()
     logs = F.log_softmax(outputs, 1)  # PyTorch vectorises this, but not its cross-entropy
     return -(logs.gather(1, batch.y[:, None])[:, 0] * weight).sum()
@@ -289,7 +289,7 @@ def schedule(jobs: Sequence[Job]) -> Iterator[tuple[Rows, Tensor, Tensor]]:
     form; elsewhere batches of one step have one size, and whoever comes to the last of an epoch waits for the others.
     """
     fill = jobs[0].loss in WEIGHTED
-    starts = torch.tensor([0, *(len(job.data.y) for job in jobs)]).cumsum(0)
+    starts = [0, *accumulate(len(job.data.y) for job in jobs)]
     batches = [[index + start for index in job.batches()] for job, start in zip(jobs, starts, strict=False)]
     full = [max((len(index) for index in own), default=0) for own in batches]
     at, laps = [0] * len(jobs), [0] * len(jobs)
