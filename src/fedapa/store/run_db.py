@@ -337,12 +337,17 @@ def client_totals(db: sqlite3.Connection) -> list[tuple[int, int, int, float]]:
 def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
     """One client round by round: round, trained, bytes down and up, then sum and count before and after."""
     name, course = primary(db).name, dict[int, tuple[Any, ...]]()
-    query = "SELECT round, sum, count FROM client_score WHERE client=? AND phase=? AND data='test' AND score=?"
+    # From the few rows of ``round``: then every other table is searched by its key. Alone it would be read as a whole.
+    query = (
+        "SELECT round, sum, count FROM round CROSS JOIN client_score USING (round)"
+        " WHERE client=? AND phase=? AND data='test' AND score=?"
+    )
     before, after = (
         {t: (sum, count) for t, sum, count in db.execute(query, (client, phase, name))} for phase in ("before", "after")
     )
-    columns = "round, trained, down_bytes, up_bytes"
-    for row in db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)):
+    columns = "round, client_round.trained, client_round.down_bytes, client_round.up_bytes"
+    rows = "round CROSS JOIN client_round USING (round)"
+    for row in db.execute(f"SELECT {columns} FROM {rows} WHERE client=? ORDER BY round", (client,)):
         course[row[0]] = (*row, *before.get(row[0], (None, None)), *after.get(row[0], (None, None)))
     return list(course.values())
 
