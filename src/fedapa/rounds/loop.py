@@ -245,7 +245,8 @@ def _plain(context: Context, i: int, sent: Sent, replies: dict[int, Reply]) -> T
     """An upload as the method inside all wrappers sees it: a coded one cannot be compared with what was sent."""
     method, up = context.method, replies[i].up or {}
     while isinstance(method, Wrapped):
-        method, up = method.inner, method.decode(sent.to(i), up)
+        up = method.decode(sent.to(i), up)
+        method = method.inner
     return up
 
 

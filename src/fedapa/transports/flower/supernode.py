@@ -93,11 +93,14 @@ def paced(seconds: float) -> None:
 
 
 def main() -> None:
-    flower._pull_and_store_message, flower._push_messages = take, send  # type: ignore[assignment]
-    flower.time = SimpleNamespace(sleep=paced)  # type: ignore[assignment]
-    fleet_http_connection.HeartbeatSender = HeartbeatSender  # type: ignore[misc]
-    for module in (fleet_http_connection, heartbeat, in_memory_corestate):
-        module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()  # type: ignore[attr-defined]
+    node: Any = flower
+    node._pull_and_store_message, node._push_messages = take, send
+    node.time = SimpleNamespace(sleep=paced)
+    connection: Any = fleet_http_connection
+    connection.HeartbeatSender = HeartbeatSender
+    modules: list[Any] = [fleet_http_connection, heartbeat, in_memory_corestate]
+    for module in modules:
+        module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()
     flower_supernode()
 
 
