@@ -10,7 +10,7 @@ from fedapa.cli import ui
 from fedapa.errors import InputError, RunError
 
 
-@click.command(short_help="Verify and show the audit log of a coordinator or a site, or verify a run's numbers")
+@click.command(short_help="Verify and show the audit log of a coordinator or a site")
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
 @click.option("--expect", metavar="HASH", help="A hash noted earlier: its line must still be in the log.")
 @click.option("--last", type=click.IntRange(0), default=20, show_default=True, help="Lines to show.")
