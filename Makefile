@@ -39,7 +39,7 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the reverse proxy; ten thousand bad uploads
-	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 3 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
 
 soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
 	$(BIN)/python tests/flower/soak.py $(SOAK)

@@ -1,11 +1,10 @@
-"""What one malicious site of four does to the others, with and without the bound on a round's updates.
+"""What one malicious site of four does to the others: without bounds on a round's updates, and with each of them.
 
 python tests/flower/damage.py       # a table in Markdown; digits, 8 rounds, the real transport without a network
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +22,8 @@ from fedapa.transports.flower.serialization import pack, unpack
 
 METHODS = ("fedavg", "fedper", "fedapa", "fedapa-exact")
 KINDS = ("none", "sign flip", "times -20", "noise", "copy")
-ROUNDS, BOUND = 8, 10.0
+ROUNDS = 8
+BOUNDS = (Limits(), Limits(ratio=10.0), Limits(ratio=10.0, cosine=-0.2))  # none, the default, and the strict one
 
 
 class Malicious(Direct):
@@ -56,30 +56,28 @@ class Malicious(Direct):
         return down[name] + {"sign flip": -1.0, "times -20": -20.0}[self.kind] * change
 
 
-def honest_percent(method: str, kind: str, ratio: float) -> str:
+def honest_percent(method: str, kind: str, limits: Limits) -> str:
     """Test samples of the three honest sites that their own models get right in the end, and who was refused."""
     terms = terms_of(config_text(method, rounds=ROUNDS, participation=(1.0, 1.0)))
     with tempfile.TemporaryDirectory() as folder:
         session = Malicious(make_sites(Path(folder)), kind)
         try:
-            result = over_grid(grid(session, terms), terms, limits=Limits(ratio=ratio))
+            result = over_grid(grid(session, terms), terms, limits=limits)
         except RunError:
             return "the run ended"
     counts = result.logs[-1].after
     assert counts is not None
     refused = {event.client for log in result.logs for event in log.events if event.kind == "refused"}
-    said = f"{100 * counts[1:, 0].sum() / counts[1:, 1].sum():.1f}"
+    said = f"{100 * counts[1:, 0, 0].sum() / counts[1:, 0, 1].sum():.1f}"
     return said + (f" ({len(refused - {0})} honest refused)" if refused - {0} else "")
 
 
 def main() -> None:
     print(f"| attack | {' | '.join(METHODS)} |\n|---|{'---|' * len(METHODS)}")
     for kind in KINDS:
-        cells = []
-        for method in METHODS:
-            free, held = (honest_percent(method, kind, ratio) for ratio in (math.inf, BOUND))
-            cells.append(free if free == held else f"{free} → {held}")
-        print(f"| {kind} | {' | '.join(cells)} |", flush=True)
+        cells = [[honest_percent(method, kind, limits) for limits in BOUNDS] for method in METHODS]
+        shown = [found[0] if len(set(found)) == 1 else " → ".join(found) for found in cells]
+        print(f"| {kind} | {' | '.join(shown)} |", flush=True)
 
 
 if __name__ == "__main__":

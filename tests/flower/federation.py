@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from fleet import NAMES, client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
@@ -22,6 +23,14 @@ from fedapa.store.run_folder import rounds_done
 from fedapa.transports.flower import server_supervisor, site_supervisor
 from fedapa.transports.flower.session import Control
 
+# Tests of real processes: `make test-federation` runs them, and nothing of what `make test` runs anyway.
+REAL = [
+    pytest.mark.federation,
+    pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
+]
+# Nodes ask and beat often, so that tests need not wait; a real site asks every 3 s and is offline after a minute.
+FAST = {"FEDAPA_NODE_POLL": "0.5", "FEDAPA_NODE_HEARTBEAT": "10"}
+OFFLINE = 20.0  # seconds after which a silent node counts as offline, with FAST
 CONFIG = """methods = ["fedapa"]
 [data]
 source = "digits"
@@ -52,8 +61,15 @@ def fedapa(*words: object, cwd: Path, check: bool = True) -> subprocess.Complete
 
 
 class Federation:
-    def __init__(self, folder: Path, proxy_port: int = 0, names: list[str] = NAMES, host: str = "127.0.0.1") -> None:
-        self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
+    def __init__(
+        self,
+        folder: Path,
+        proxy_port: int = 0,
+        names: list[str] = NAMES,
+        host: str = "127.0.0.1",
+        pace: Mapping[str, str] = FAST,
+    ) -> None:
+        self.folder, self.started, self.pace = folder, list[subprocess.Popen[bytes]](), pace
         self.within: dict[str, list[str]] = {}  # words before the command of a site that lives elsewhere
         (folder / "fed.toml").write_text(CONFIG)
         self.port = processes.free_port()
@@ -67,6 +83,8 @@ class Federation:
 
     def start(self, sites: list[str] = NAMES) -> None:
         self.spawn("coordinator", "start")
+        # A node that comes too early ends and is started again, which takes longer than to wait.
+        wait(lambda: all(site.node for site in self.coordinator.members()), 240)
         self.join(sites)
         self.wait_online(len(sites))
 
@@ -78,7 +96,7 @@ class Federation:
         command = [*before, sys.executable, "-m", "fedapa.cli", *words]
         with open(self.folder / f"{words[1]}.log", "ab") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, stdout=log, stderr=log, env={**os.environ, **environment}
+                command, cwd=self.folder, stdout=log, stderr=log, env={**os.environ, **self.pace, **environment}
             )
         self.started.append(process)
         return process
@@ -91,8 +109,8 @@ class Federation:
         """Asked in this process: a command takes seconds to start."""
         control = Control(self.coordinator)
         try:
-            wait(control.is_up, seconds, 1.0)
-            wait(lambda: sum(node.status == "online" for node in control.nodes()) == count, seconds, 1.0)
+            wait(control.is_up, seconds)
+            wait(lambda: sum(node.status == "online" for node in control.nodes()) == count, seconds)
         finally:
             control.close()
 

@@ -14,7 +14,7 @@ from subprocess import Popen
 from typing import TypeVar
 
 import pytest
-from federation import Federation, absences, assert_same, events, fedapa, trained, wait, wait_for_round
+from federation import OFFLINE, REAL, Federation, absences, assert_same, events, fedapa, trained, wait, wait_for_round
 from fleet import NAMES
 from hardship import Disk, Network, disk, network
 
@@ -22,10 +22,8 @@ from fedapa.federation import processes, site_status
 from fedapa.federation.enrolment import read_agreement
 from fedapa.transports.flower import server_supervisor
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
-)
-OUTAGE = float(os.environ.get("FEDAPA_OUTAGE", "60"))  # seconds without network
+pytestmark = REAL
+OUTAGE = OFFLINE + 5  # seconds without network
 REMOTE, CRAMPED = "birch", "cedar"  # the site with a network of its own, the site with a small disk
 T = TypeVar("T")
 
@@ -132,7 +130,7 @@ def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
 
 def test_a_straggler_is_left_out_and_comes_back(federation):
     run = federation.folder / "straggler" / "fedavg-seed0"
-    changes = ("--method", "fedavg", "--set", "run.rounds=4", "--set", "federation.round_timeout=45.0")
+    changes = ("--method", "fedavg", "--set", "run.rounds=4", "--set", "federation.round_timeout=15.0")
     process = federation.run("straggler", *changes)
     wait_for_round(run, 1)
     frozen = federation.worker("dune")

@@ -4,24 +4,24 @@ They take minutes, and run in `make test-federation`.
 """
 
 import json
-import os
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from federation import Federation, assert_same, events, fedapa, kill, trained, wait_for_round
+from federation import REAL, Federation, assert_same, events, fedapa, kill, trained, wait, wait_for_round
 from fleet import in_process
 
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.releases import COUNTED
 from fedapa.store import checkpoint
+from fedapa.transports.flower.session import Control
 
 METHOD = "fedapa+noised"
-pytestmark = pytest.mark.skipif(
-    os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
-)
+pytestmark = REAL
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_five_methods_have_the_bits_of_one_process(federation):
         assert events(run) == []
     shown = federation.status("same")
     assert [row["status"] for row in shown["runs"]] == ["finished"] * 5
-    assert all(row["MB"] > 0 and row["after %"] > 50 and row["round"] == 5 for row in shown["runs"])
+    assert all(row["MB"] > 0 and row["after"] > 50 and row["round"] == 5 for row in shown["runs"])
 
 
 def test_killed_one_after_another_nothing_is_lost_and_nothing_counted_twice(federation):
@@ -100,6 +100,28 @@ def test_a_curious_coordinator_of_noised_uploads_learns_nothing_about_the_noise(
         predicted = (guess[i] - clean[i]).numpy()
         assert predicted.std() == pytest.approx(0.05, rel=0.1)
         assert abs(np.corrcoef(noise, predicted)[0, 1]) < 5 / len(noise) ** 0.5
+
+
+def test_what_a_killed_coordinator_left_in_the_superlink_is_dropped(federation):
+    """Its run ends when its heartbeat has expired; the next run that starts has the rest deleted."""
+    database = federation.coordinator.database
+
+    def left() -> int:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+            tables = ("message_ins", "message_res", "objects")
+            return sum(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
+
+    run = federation.folder / "killed" / "fedavg-seed0"
+    process = federation.run("killed", "--method", "fedavg", "--set", "run.rounds=50")
+    wait_for_round(run, 1)
+    wait(lambda: left() > 0, 60, 0.05)
+    kill(process.pid)
+    process.wait()
+    control = Control(federation.coordinator)
+    try:
+        wait(lambda: control.drop_ended_runs() or left() == 0, 90, 1.0)
+    finally:
+        control.close()
 
 
 def first_uploads(terms):

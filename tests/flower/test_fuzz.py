@@ -242,6 +242,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("method", ["fedapa", "fedavg", "fedpac"])
 def test_bad_uploads_leave_no_trace(method, tmp_path_factory):
     terms, agreed, begin, expected, session, alone = stage(method, tmp_path_factory.mktemp(method))

@@ -1,12 +1,11 @@
 """Hospitals with files of their own: the same bits as `silo run`, and nothing leaves that wire.json does not list."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import tomli_w
-from federation import Federation
+from federation import REAL, Federation
 from fleet import Direct
 
 from command import Call
@@ -116,7 +115,10 @@ def federate(folder: Path, configs: dict[str, Path], rounds: int, rest: str) -> 
     return folder / "fed" / "fedapa-seed0"
 
 
-real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")
+def real_processes(test):
+    for mark in REAL:
+        test = mark(test)
+    return test
 
 
 @real_processes

@@ -11,6 +11,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
@@ -28,7 +30,7 @@ from fedapa.cli import coordinator as coordinator_cli
 from fedapa.federation import audit_log, processes
 from fedapa.federation.registry import Coordinator, Settings, create
 from fedapa.transports.flower import reverse_proxy, server_supervisor
-from fedapa.transports.flower.superlink import QUIET, RECENT, STALE, Guard, Watch, sound_alarm
+from fedapa.transports.flower.superlink import QUIET, RECENT, STALE, Guard, Watch, remembered, signer, sound_alarm
 
 no_nginx = pytest.mark.skipif(server_supervisor.find_nginx() is None, reason="nginx is not installed")
 
@@ -63,9 +65,9 @@ class House(NamedTuple):
         return sum(path.stat().st_size for path in (self.coordinator.folder / "nginx").rglob("*") if path.is_file())
 
 
-def signature(kit: Path) -> dict[str, str]:
+def signature(kit: Path, at: str = "") -> dict[str, str]:
     key = load_ssh_private_key((kit / "site.key").read_bytes(), None)
-    stamp = now().isoformat()
+    stamp = at or now().isoformat()
     signed = sign_message(key, stamp.encode("ascii"))  # type: ignore[arg-type]
     public = public_key_to_bytes(key.public_key())  # type: ignore[arg-type]
     return {
@@ -182,6 +184,35 @@ def test_a_signature_of_yesterday_or_of_a_stranger_is_none(house: House, tmp_pat
         {key: value for key, value in mine.items() if key != "flwr-signature"},
     ):
         assert httpx.post(url, content=b"x", headers=wrong, verify=house.trust).status_code == 401
+
+
+def test_signatures_by_hand(tmp_path: Path) -> None:
+    """Without nginx: of a member and of now, or it is none."""
+    coordinator = create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
+    coordinator.enrol("amber", tmp_path / "kit")
+    mine = signature(tmp_path / "kit")
+    members = coordinator.members()
+    assert signer(Headers(mine), members) == members[0]
+    assert signer(Headers(mine), []) is None
+    old = (now() - timedelta(hours=1)).isoformat()
+    assert signer(Headers(signature(tmp_path / "kit", old)), members) is None
+    assert signer(Headers(mine | {"flwr-timestamp": now().isoformat()}), members) is None  # signed something else
+
+
+def test_a_removed_site_is_no_member_from_its_next_call_on(tmp_path: Path) -> None:
+    """The registry is read again only when it changed, and then it is."""
+    coordinator = create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
+    members, read = remembered(coordinator), list[int]()
+    assert members() == []
+    coordinator.enrol("amber", tmp_path / "amber")
+    coordinator.enrol("birch", tmp_path / "birch")
+    assert [site.name for site in members()] == ["amber", "birch"]
+    known, coordinator.sites = coordinator.sites, lambda: read.append(1) or known()  # type: ignore[method-assign]
+    for _ in range(5):
+        members()
+    assert read == []
+    Coordinator(tmp_path / "coordinator").remove("amber")  # another process
+    assert [site.name for site in members()] == ["birch"]
 
 
 # --------------------------------------------------------------------------------------------------------- a stolen kit

@@ -1,11 +1,11 @@
 """Flower's own simulation, started by Flower's own command, has the bits of the run in one process."""
 
-import os
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from federation import REAL
 from fleet import client_digests, in_process, server_digest
 
 from fedapa.core.tree import digest
@@ -15,7 +15,7 @@ from fedapa.store import checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ray.sh"
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
+    *REAL,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'fedapa[ray]'"),
 ]
 

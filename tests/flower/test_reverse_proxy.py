@@ -1,6 +1,5 @@
 """Nobody in who does not belong: a real SuperLink behind a real nginx, and everybody whom they must refuse."""
 
-import os
 import shutil
 import ssl
 from base64 import b64encode
@@ -10,7 +9,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from federation import Federation, fedapa, wait
+from federation import REAL, Federation, fedapa, wait
 from fleet import client_digests, in_process, server_digest
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
@@ -34,7 +33,7 @@ from fedapa.transports.flower import server_supervisor
 from fedapa.transports.flower.session import Control
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
+    *REAL,
     pytest.mark.skipif(
         server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
     ),

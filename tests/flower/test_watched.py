@@ -8,16 +8,14 @@ import signal
 import time
 
 import pytest
-from federation import Federation, wait_for_round
+from federation import REAL, Federation, wait_for_round
 from fleet import NAMES
 
 from browser import OVERFLOW, PHONE, WIDE
 from command import started
 
 pytest.importorskip("starlette", reason="the dashboard is not installed: pip install 'fedapa[dashboard]'")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"
-)
+pytestmark = REAL
 HONEST, MALICIOUS = NAMES[:3], NAMES[3]
 # Python reads this when it starts: the worker of that site sends a million times what it learned.
 TAMPERING = """import sys

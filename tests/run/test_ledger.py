@@ -13,6 +13,7 @@ import pytest
 import torch
 from toy import TESTS, Toy, play, rights, toy_data
 
+from command import Call
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Role, Roles
@@ -29,6 +30,7 @@ COLUMNS = {
     "client_score": ["round", "phase", "data", "score", "client", "sum", "count"],
     "watched": ["round", "name", "shape", "float32"],
     "event": ["id", "round", "client", "kind", "text"],
+    "checksum": ["round", "sha256"],
 }  # fmt: skip
 
 
@@ -256,3 +258,26 @@ def test_a_transaction_cut_off_by_a_kill_is_rolled_back_by_whoever_reads(run: Pa
 def test_a_missing_ledger(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"), run_db.reading(tmp_path / "run.db"):
         pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE client_score SET sum = sum + 1 WHERE round = 1 AND client = 0 AND phase = 'after' AND data = 'test'",
+        "UPDATE summary SET pooled = pooled + 1e-9 WHERE round = 1",
+        "UPDATE round SET up_bytes = up_bytes + 1 WHERE round = 1",
+        "DELETE FROM client_round WHERE round = 1 AND client = 0",
+        "INSERT INTO event (round, client, kind, text) VALUES (1, 0, 'refused', 'never was')",
+    ],
+)
+def test_a_number_that_changed_on_the_disk_is_found(tmp_path: Path, fedapa: Call, change: str) -> None:
+    """SQLite opens it without a word, and a resumed run would go on from it."""
+    play(Toy(), toy_data(), Plan(3), folder=tmp_path)
+    assert fedapa("audit", tmp_path).out == "3 rounds, all as they were written\n"
+    (tmp_path / "checkpoints" / "round-000003.safetensors").unlink()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db, db:
+        assert db.execute(change).rowcount > 0
+    told = fedapa("audit", tmp_path)
+    assert (told.code, "holds other numbers of round 2 than were written" in told.err) == (1, True)
+    with pytest.raises(RunError, match="holds other numbers of round 2 than were written"):
+        play(Toy(), toy_data(), Plan(3), folder=tmp_path)

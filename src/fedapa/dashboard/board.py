@@ -20,7 +20,7 @@ from fedapa.sweep.runner import is_sweep
 
 FRESH = 1.0  # seconds for which nobody looks at the files again
 SITES_FRESH = 5.0  # seconds
-WATCHED = ("run.db", "run.db-wal", CONFIG)
+WATCHED = ("run.db", "run.db-wal", CONFIG, "log.txt")
 UNFINISHED = ("running", "cut off", "planned")
 RECENT = 10  # rounds that say how fast a run is now
 
@@ -104,12 +104,17 @@ class Board:
         return "run" if any(entry.folder == self.folder for entry in self._now.entries.values()) else "runs"
 
     def look(self, at_most_old: float = FRESH) -> Snapshot:
-        """The folder as it is, or as it was a moment ago."""
-        with self._lock:
+        """The folder as it is, or as it was a moment ago. Nobody waits for another one who is looking just now, unless
+        nothing is known yet or it must be the newest."""
+        if not self._lock.acquire(blocking=self._now.version == 0 or at_most_old <= 0):
+            return self._now
+        try:
             if time.monotonic() - self._looked >= at_most_old:
                 self._refresh()
                 self._looked = time.monotonic()
             return self._now
+        finally:
+            self._lock.release()
 
     def _refresh(self) -> None:
         failures = self._failures()

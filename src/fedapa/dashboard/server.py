@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from fedapa.dashboard import views
 from fedapa.dashboard.access import Gate
+from fedapa.dashboard.answers import Answers
 from fedapa.dashboard.board import FRESH, Board, Snapshot
 from fedapa.errors import FedapaError, InputError
 
@@ -93,7 +94,7 @@ def make_app(
     coordinator: Path | None = None,
     checks_user: bool = False,
 ) -> Starlette:
-    board = Board(folder, coordinator)
+    board, answers = Board(folder, coordinator), Answers()
     poller = Poller(board, every)
 
     @asynccontextmanager
@@ -111,11 +112,12 @@ def make_app(
 
     def data(view: Callable[[Snapshot, Request], views.View]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
+            now, asked = board.look(), f"{request.url.path}?{request.url.query}"
             try:
-                found = view(board.look(), request)
+                found = answers.get(now.version, asked, lambda: _encoded(view(now, request)))
             except InputError as error:
                 return JSONResponse({"error": error.message, "hint": error.hint}, 404)
-            return Response(json.dumps(views.plain(found), separators=(",", ":")), media_type="application/json")
+            return Response(found, media_type="application/json")
 
         return answer
 
@@ -145,6 +147,10 @@ def make_app(
     app = Starlette(routes=routes, lifespan=lifespan, middleware=[gate])
     app.state.poller = poller
     return app
+
+
+def _encoded(view: views.View) -> bytes:
+    return json.dumps(views.plain(view), separators=(",", ":")).encode()
 
 
 def _run(request: Request) -> str:

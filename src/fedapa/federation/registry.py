@@ -99,6 +99,14 @@ class Coordinator:
     def members(self) -> list[Enrolled]:
         return [site for site in self.sites() if not site.removed]
 
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Changes whenever the registry does: it is replaced as a whole."""
+        try:
+            found = (self.folder / SITES).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     def enrol(self, name: str, kit: Path, public: Path | None = None, share: int | None = None) -> Enrolled:
         """Enrol a new site and write its kit. With a site's own public key, its private key never leaves the site."""
         check_name(name)

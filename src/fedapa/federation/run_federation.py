@@ -52,7 +52,8 @@ def play_over(
     wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
-    expected = Expected(method, task, sample, Limits(wanted.max_growth, wanted.max_ratio, labels))
+    limits = Limits(wanted.max_growth, wanted.max_ratio, labels, wanted.min_cosine)
+    expected = Expected(method, task, sample, limits)
     tests = [(found.test, found.validation) for found in described]
     transport = RemoteTransport(
         session, terms, lambda: places(members(), transport.terms.names), wanted, tests, task.objective.scores

@@ -12,6 +12,7 @@ import numpy as np
 from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
+from fedapa.methods.wrappers import Wrapped
 from fedapa.rounds.evaluation import UNKNOWN, Sums, nothing
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.membership import Membership, Newcomer
@@ -20,7 +21,7 @@ from fedapa.rounds.round_log import Event, RoundLog, Sink, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import TensorStore, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
-from fedapa.rounds.upload_limits import change_between
+from fedapa.rounds.upload_limits import change_between, update_between
 from fedapa.streams import stream
 from fedapa.training.task import Task
 
@@ -228,13 +229,25 @@ def _is_sound(context: Context, i: int, reply: Reply | None, sent: Sent, log: Ro
 def _without_extremes(
     context: Context, sound: list[int], sent: Sent, replies: dict[int, Reply], log: RoundLog
 ) -> list[int]:
-    """Those whose updates are not far larger than the others' of the round."""
+    """Those whose updates are not far larger than the others' of the round, and do not point away from them."""
     if (limits := context.expected.limits) is None:
         return sound
-    extremes = limits.find_extremes({i: change_between(replies[i].up or {}, sent.to(i)) for i in sound})
-    names = {i: context.task.name(i) for i in extremes}
-    log.events += [Event(log.round, i, "refused", f"{names[i]} refused: {why}") for i, why in extremes.items()]
-    return [i for i in sound if i not in extremes]
+    far = limits.find_extremes({i: change_between(_plain(context, i, sent, replies), sent.to(i)) for i in sound})
+    near = [i for i in sound if i not in far]
+    if limits.checks_directions:
+        far |= limits.find_opposed({i: update_between(_plain(context, i, sent, replies), sent.to(i)) for i in near})
+    names = {i: context.task.name(i) for i in far}
+    log.events += [Event(log.round, i, "refused", f"{names[i]} refused: {why}") for i, why in far.items()]
+    return [i for i in sound if i not in far]
+
+
+def _plain(context: Context, i: int, sent: Sent, replies: dict[int, Reply]) -> Tree:
+    """An upload as the method inside all wrappers sees it: a coded one cannot be compared with what was sent."""
+    method, up = context.method, replies[i].up or {}
+    while isinstance(method, Wrapped):
+        up = method.decode(sent.to(i), up)
+        method = method.inner
+    return up
 
 
 def _find_fault(context: Context, i: int, up: Tree, sent: Sent) -> str | None:

@@ -38,6 +38,10 @@ class SitePolicy:
     max_ratio: Annotated[
         StrictFloat, Field(gt=1, description="largest norm of an update, as a multiple of the median of its round")
     ] = 10.0
+    min_cosine: Annotated[
+        StrictFloat,
+        Field(ge=-1, lt=1, description="smallest cosine of an update to the median of the others' updates; -1: any"),
+    ] = -1.0
     max_upload_mb: Annotated[StrictFloat, Field(gt=0, description="largest upload")] = 1024.0
 
     @property

@@ -18,9 +18,10 @@ from fedapa.core.scores import ACCURACY, Score, scores_from_json
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
 from fedapa.rounds.round_log import Event, RoundLog
+from fedapa.store import checksums
 
 Floats = npt.NDArray[np.float64]
-SCHEMA = """
+SCHEMA = f"""
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS client (
@@ -42,6 +43,7 @@ CREATE TABLE IF NOT EXISTS watched (
     round INTEGER NOT NULL, name TEXT NOT NULL, shape TEXT NOT NULL, float32 BLOB NOT NULL, PRIMARY KEY (round, name));
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL);
+{checksums.TABLE}
 COMMIT;
 """
 # Runs of 0.1 had one score, the accuracy, in columns of its own: the same numbers as the tables above have them.
@@ -98,7 +100,7 @@ class Ledger:
     def forget_from(self, round: int) -> None:
         """Delete rounds that a resumed run will repeat."""
         with self._writing():
-            for table in PER_ROUND:
+            for table in (*PER_ROUND, "checksum"):
                 self._db.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
 
     def record(self, log: RoundLog, clients: int, scores: Sequence[Score] = (ACCURACY,), stride: int = 1) -> None:
@@ -114,6 +116,7 @@ class Ledger:
             self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
             for event in log.events:
                 self._db.execute("INSERT INTO event (round, client, kind, text) VALUES (?, ?, ?, ?)", event)
+            checksums.add(self._db, PER_ROUND, log.round)
 
     def meta(self) -> dict[str, str]:
         return meta(self._db)
@@ -121,6 +124,9 @@ class Ledger:
     def rounds_before(self, round: int) -> int:
         """How many of the rounds before this one are stored."""
         return int(self._db.execute("SELECT count(*) FROM round WHERE round < ?", (round,)).fetchone()[0])
+
+    def damaged_rounds(self) -> list[int]:
+        return checksums.damaged(self._db, PER_ROUND)
 
     def logs(self) -> list[RoundLog]:
         return logs(self._db)
@@ -338,12 +344,17 @@ def client_totals(db: sqlite3.Connection) -> list[tuple[int, int, int, float]]:
 def client_course(db: sqlite3.Connection, client: int) -> list[tuple[Any, ...]]:
     """One client round by round: round, trained, bytes down and up, then sum and count before and after."""
     name, course = primary(db).name, dict[int, tuple[Any, ...]]()
-    query = "SELECT round, sum, count FROM client_score WHERE client=? AND phase=? AND data='test' AND score=?"
+    # From the few rows of ``round``: then every other table is searched by its key. Alone it would be read as a whole.
+    query = (
+        "SELECT round, sum, count FROM round CROSS JOIN client_score USING (round)"
+        " WHERE client=? AND phase=? AND data='test' AND score=?"
+    )
     before, after = (
         {t: (sum, count) for t, sum, count in db.execute(query, (client, phase, name))} for phase in ("before", "after")
     )
-    columns = "round, trained, down_bytes, up_bytes"
-    for row in db.execute(f"SELECT {columns} FROM client_round WHERE client=? ORDER BY round", (client,)):
+    columns = "round, client_round.trained, client_round.down_bytes, client_round.up_bytes"
+    rows = "round CROSS JOIN client_round USING (round)"
+    for row in db.execute(f"SELECT {columns} FROM {rows} WHERE client=? ORDER BY round", (client,)):
         course[row[0]] = (*row, *before.get(row[0], (None, None)), *after.get(row[0], (None, None)))
     return list(course.values())
 
@@ -367,6 +378,11 @@ def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[t
 def weight_rounds(db: sqlite3.Connection) -> list[int]:
     """The rounds, from 1, in which A was recorded."""
     return [t + 1 for (t,) in db.execute(f"SELECT round FROM watched WHERE {WEIGHTS} ORDER BY round")]
+
+
+def damaged_rounds(db: sqlite3.Connection) -> list[int] | None:
+    """Rounds, from 0, with other rows than were written; None if an older version wrote run.db without checksums."""
+    return checksums.damaged(db, PER_ROUND) if "checksum" in _tables(db) else None
 
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:

@@ -246,6 +246,11 @@ class RunFolder:
                 "restore run.db, and run.db-wal if there was one, from a copy; or start again: rm -r"
                 f" {quote(str(self.folder / 'checkpoints'))} {quote(str(self.folder / 'run.db'))}*",
             )
+        if damaged := self.ledger.damaged_rounds():
+            raise RunError(
+                f"{self.folder}: run.db holds other numbers of round {damaged[0] + 1} than were written",
+                "restore run.db from a copy: it was edited, or the disk is failing",
+            )
 
     def _save(self, point: Checkpoint) -> None:
         """Write while the next round trains. States are not changed in place, unless the server's is too large."""

@@ -23,6 +23,7 @@ LARGE = ("push-messages", "push-object")  # calls with large bodies; a tensor tr
 LARGEST, SMALL = "8m", "64k"
 CONNECTIONS = 8192  # half-sent requests count until their timeout; each needs some KB
 PER_ADDRESS = 256  # requests at a time; several sites may share an address
+KEPT = 64  # connections to the SuperLink: a new one for each call would cost it a TLS handshake each
 
 
 def write(coordinator: Coordinator) -> None:
@@ -58,6 +59,12 @@ http {{
     scgi_temp_path "{folder}/nginx/scgi";
     limit_conn_zone $binary_remote_addr zone=callers:10m;
 
+    upstream superlink {{
+        server 127.0.0.1:{settings.port};
+        keepalive {KEPT};
+        keepalive_timeout 60s;
+    }}
+
     server {{
         listen {settings.proxy_port} ssl;
         ssl_certificate "{coordinator.certificate.absolute()}";
@@ -66,6 +73,8 @@ http {{
         limit_conn callers {PER_ADDRESS};
         proxy_request_buffering off;  # the SuperLink asks for a signature before it reads a body: nothing is kept here
         proxy_set_header X-Real-IP $remote_addr;
+        proxy_set_header Host 127.0.0.1;
+        proxy_set_header Connection "";
         proxy_ssl_trusted_certificate "{coordinator.ca.absolute()}";
         proxy_ssl_verify on;
         proxy_ssl_name localhost;
@@ -75,14 +84,14 @@ http {{
 
         location ~ ^/v1/fleet/({"|".join(call for call in CALLS if call not in LARGE)})$ {{
             limit_except POST {{ deny all; }}
-            proxy_pass https://127.0.0.1:{settings.port};
+            proxy_pass https://superlink;
         }}
         location ~ ^/v1/fleet/({"|".join(LARGE)})$ {{
             limit_except POST {{ deny all; }}
             client_max_body_size {LARGEST};
-            proxy_pass https://127.0.0.1:{settings.port};
+            proxy_pass https://superlink;
         }}
-        location = /health {{ proxy_pass https://127.0.0.1:{settings.port}; }}
+        location = /health {{ proxy_pass https://superlink; }}
         location / {{ return 403; }}
     }}
 }}

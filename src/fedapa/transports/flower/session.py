@@ -22,7 +22,13 @@ from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -175,7 +181,13 @@ class Control:
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
         self.coordinator.note_nodes(numbers)
 
+    def drop_ended_runs(self) -> None:
+        """Have the SuperLink delete what is left of runs that ended, such as uploads that nobody fetched because the
+        coordinator was killed. It does so for every run that it lists."""
+        self._client.ListRuns(ListRunsRequest(limit=100))
+
     def start_run(self, app: Fab) -> int:
+        self.drop_ended_runs()
         return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(app))).run_id)
 
     def _register(self, key: str, name: str) -> int:

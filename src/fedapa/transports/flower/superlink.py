@@ -40,6 +40,7 @@ ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
 STALE = 180.0  # seconds after which a killed node's heartbeat has surely expired: its successor is let in before
 QUIET = 3600.0  # seconds between two alarms about one site
+KEEP_ALIVE = 75  # seconds; longer than the reverse proxy keeps a connection, or it would use one that just closed
 
 
 class Guard:
@@ -150,6 +151,20 @@ class Watch:
             self.alarm(site, text)
 
 
+def remembered(coordinator: Coordinator) -> Callable[[], list[Enrolled]]:
+    """The enrolled sites, read again only when the registry changed: a hundred sites make many calls a second."""
+    known: tuple[object, list[Enrolled]] = (object(), [])
+
+    def members() -> list[Enrolled]:
+        nonlocal known
+        stamp = coordinator.stamp()  # before reading: a change meanwhile is seen at the next call
+        if known[0] != stamp:
+            known = stamp, coordinator.members()
+        return known[1]
+
+    return members
+
+
 def sound_alarm(folder: Path, site: str, text: str) -> None:
     """Write an alarm to the audit log, which `coordinator status` shows; a full disk must not stop the SuperLink."""
     print(f"ALARM: {site}: {text}", file=sys.stderr, flush=True)
@@ -167,7 +182,9 @@ def main() -> None:
     def alarm(site: str, text: str) -> None:
         sound_alarm(folder, site, text)
 
-    uvicorn.run = lambda app, **settings: run(Guard(app, Coordinator(folder).members, alarm), **settings)
+    members = remembered(Coordinator(folder))
+    settings = {"timeout_keep_alive": KEEP_ALIVE}
+    uvicorn.run = lambda app, **given: run(Guard(app, members, alarm), **{**given, **settings})
     flower_superlink()
 
 

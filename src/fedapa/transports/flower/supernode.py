@@ -1,19 +1,27 @@
-"""A site's SuperNode: Flower's own, with fixes for two hangs that leave a site online but silent.
+"""A site's SuperNode: Flower's own, with fixes for three hangs that leave a site silent or offline.
 
 A SuperNode takes one request at a time, and sends its reply before it polls for the next one. If a run ends while its
 request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies while it hands over
-a reply, the SuperNode waits for the rest without end.
+a reply, the SuperNode waits for the rest without end. If one heartbeat is answered by an error, such as a 500 of a busy
+SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
+from flwr.supercore import heartbeat
+from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.cli import flower_supernode
+
+from fedapa.transports.flower import timing
 
 STALLED = 60.0  # seconds without another part of a reply, from a worker on this machine
 _take, _send = flower._pull_and_store_message, flower._push_messages
@@ -65,8 +73,34 @@ def send(*, object_store: Any, **rest: Any) -> None:
     _send(object_store=watched, **rest)
 
 
+class HeartbeatSender(heartbeat.HeartbeatSender):
+    """Heartbeats that go on after an error, a little later."""
+
+    def __init__(self, beat: Callable[[], bool]) -> None:
+        super().__init__(lambda: _tried(beat))
+
+
+def _tried(beat: Callable[[], bool]) -> bool:
+    try:
+        return beat()
+    except (httpx.HTTPError, RuntimeError):
+        return False
+
+
+def paced(seconds: float) -> None:
+    """Sleep; Flower's pause of three seconds between two polls is a setting here."""
+    time.sleep(timing.poll() if seconds == 3 else min(seconds, timing.poll()))
+
+
 def main() -> None:
-    flower._pull_and_store_message, flower._push_messages = take, send  # type: ignore[assignment]
+    node: Any = flower
+    node._pull_and_store_message, node._push_messages = take, send
+    node.time = SimpleNamespace(sleep=paced)
+    connection: Any = fleet_http_connection
+    connection.HeartbeatSender = HeartbeatSender
+    modules: list[Any] = [fleet_http_connection, heartbeat, in_memory_corestate]
+    for module in modules:
+        module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()
     flower_supernode()
 
 

@@ -25,10 +25,11 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedapa.federation.kit import CA, LOCAL, SECRET
 from fedapa.federation.messages import plain
 from fedapa.federation.site_status import complain, note
+from fedapa.transports.flower import timing
 from fedapa.transports.flower.client_app import SITE, app
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-POLL, HEARTBEAT = 0.2, 8.0
+POLL = 0.2
 
 
 def work(folder: Path, address: str) -> None:
@@ -83,7 +84,7 @@ def perform(folder: Path, address: str, token: str) -> None:
 
 
 def _beat(client: RuntimeHttpClient, done: threading.Event) -> None:
-    while not done.wait(HEARTBEAT):
+    while not done.wait(timing.heartbeat() / 4):  # the SuperNode drops a task after one that did not come
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except (httpx.HTTPError, RuntimeError):

@@ -1,0 +1,142 @@
+"""Many light sites that ask for work through the reverse proxy, for minutes: nobody may be dropped.
+
+python tests/flower/load.py --sites 100 --minutes 10
+
+Every site is the network half of a SuperNode (Flower's own connection, with our heartbeats) in a thread; none trains.
+The SuperLink and nginx are the real ones. Every few seconds the SuperLink is asked who is offline. Exits with 1 if
+anybody ever was, once all had arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from federation import Federation, wait
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from fedapa.federation import processes
+from fedapa.federation.registry import Coordinator
+from fedapa.transports.flower import supernode
+from fedapa.transports.flower.session import Control
+
+POLL = 3.0  # seconds, as a real site asks
+EVERY = 5.0  # seconds between two looks at who is online
+
+
+class Light(threading.Thread):
+    """One site without a worker. ``seconds`` has how long each poll took."""
+
+    def __init__(self, kit: Path, ca: Path, address: str, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.kit, self.ca, self.address, self.stop = kit, ca, address, stop
+        self.seconds: list[float] = []
+        self.failures: Counter[str] = Counter()
+
+    def run(self) -> None:
+        key = load_ssh_private_key((self.kit / "site.key").read_bytes(), None)
+        while not self.stop.is_set():  # a supervisor starts it again, as at a real site
+            try:
+                self._serve((key, key.public_key()))
+            except (Exception, SystemExit) as error:
+                self.failures[f"{type(error).__name__}: {error}"[:150]] += 1
+                self.stop.wait(1.0)
+
+    def _serve(self, keys: tuple) -> None:
+        with http_request_response(self.address, False, str(self.ca), keys) as (_, receive, *_rest):
+            while not self.stop.wait(POLL):
+                began = time.monotonic()
+                receive()
+                self.seconds.append(time.monotonic() - began)
+
+
+def offline(coordinator: Coordinator) -> list[str]:
+    control = Control(coordinator)
+    try:
+        return [node.name for node in control.nodes() if node.status != "online"]
+    finally:
+        control.close()
+
+
+def sites(folder: Path, names: list[str], minutes: float) -> None:
+    """In a process of its own: a part of the sites, until the time is over."""
+    fleet_http_connection.HeartbeatSender = supernode.HeartbeatSender
+    fleet_http_connection.os = SimpleNamespace(kill=lambda *_: None, getpid=lambda: 0)  # a refused one ends alone
+    coordinator, stop = Coordinator(folder / "coordinator"), threading.Event()
+    found = [Light(folder / "kits" / name, coordinator.ca, coordinator.fleet_address, stop) for name in names]
+    for site in found:
+        site.start()
+    with suppress(KeyboardInterrupt):
+        time.sleep(60 * minutes)
+    stop.set()
+    for site in found:
+        site.join(40)
+    polls = sorted(value for site in found for value in site.seconds)
+    failures = sum((site.failures for site in found), Counter())
+    late = polls[int(0.99 * (len(polls) - 1))]
+    told = f"median {statistics.median(polls):.3f} s, 99 % {late:.3f} s, most {polls[-1]:.3f} s"
+    print(f"{len(names)} sites: {len(polls)} polls, {told}; errors: {dict(failures) or 'none'}", flush=True)
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--sites", type=int, default=100)
+    asked.add_argument("--minutes", type=float, default=10.0)
+    asked.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
+    wanted = asked.parse_args()
+    if wanted.part:
+        sites(Path(wanted.part[0]), wanted.part[1:], wanted.minutes)
+        return 0
+    names = [f"site-{k:03}" for k in range(wanted.sites)]
+    with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        federation = Federation(folder, processes.free_port(), names)
+        parts = []
+        try:
+            federation.spawn("coordinator", "start")
+            wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
+            arriving = (60 + wanted.sites) / 60  # minutes at most
+            for half in (names[::2], names[1::2]):
+                words = [sys.executable, __file__, "--minutes", str(wanted.minutes + arriving), "--part", place, *half]
+                parts.append(subprocess.Popen(words))
+            wait(lambda: not offline(federation.coordinator), 60 * arriving - EVERY)
+            dropped, looks = watch(federation.coordinator, 60 * wanted.minutes)
+            print(f"{wanted.sites} sites, {looks} looks, dropped: {dict(dropped) or 'nobody'}")
+        finally:
+            for part in parts:
+                part.send_signal(signal.SIGINT)
+            for part in parts:
+                part.wait(120)
+            federation.close()
+    return int(bool(dropped))
+
+
+def watch(coordinator: Coordinator, seconds: float) -> tuple[Counter[str], int]:
+    """Who was offline, in how many looks."""
+    dropped, looks, begin = Counter[str](), 0, time.monotonic()
+    while time.monotonic() - begin < seconds:
+        away = offline(coordinator)
+        dropped.update(away)
+        if looks % 12 == 0:
+            print(f"{time.monotonic() - begin:6.0f} s: {len(away)} offline", flush=True)
+        looks += 1
+        time.sleep(EVERY)
+    return dropped, looks
+
+
+if __name__ == "__main__":
+    sys.exit(main())
