@@ -31,7 +31,7 @@ def small_images(classes: int = 4, shape: tuple[int, ...] = (1, 2, 2)) -> Datase
     return Dataset("made up", x, y, x, y, classes, names, (0.5,), (0.5,))
 
 
-@pytest.mark.parametrize("rule", (*PLANTED, "pathological"))
+@pytest.mark.parametrize("rule", [*PLANTED, "pathological"])
 def test_planted_groups_are_kept_disjoint_and_deterministic(rule: str, tmp_path: Path) -> None:
     made, again, other = (split(rule, *TEN, 20, seed, **FEW) for seed in (3, 3, 4))
     assert len(made.rule["groups"]) == 20

@@ -35,7 +35,8 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     malicious %" is the weight that the mixtures of honest clients give to malicious ones.
 
     Where groups were planted (rules such as pathological or rotated-groups), "groups (ARI)" is how well a method found
-    them in the last round, by its clusters or by its weights: the adjusted Rand index, 1 for the same groups, 0 for chance.
+    them in the last round, by its clusters or by its weights: the adjusted Rand index, 1 for the same groups, 0 for
+    chance.
     """
     from fedapa.cli import common
 

@@ -8,7 +8,8 @@ gaps [M, M] holds |theta_j - theta_k|^2, ``known`` [M] marks the clients that ha
    closer than a typical nearest one: a near copy of a model looks like any other member of its group.
 3. Client i's r are cut in two where the variance between the parts is largest in that within them. The cut counts if
    as many normal numbers show such a one with a probability below ``level``, over all cuts.
-4. A cut between i and j counts if j makes it, too, or most of those whom i is close to: one client's chance parts nobody.
+4. A cut between i and j counts if j makes it, too, or most of those whom i is close to: one client's chance parts
+   nobody.
 """
 
 from __future__ import annotations
