@@ -5,7 +5,8 @@ gaps [M, M] holds |theta_j - theta_k|^2, ``known`` [M] marks the clients that ha
 1. Without groups every model goes its own way from a common centre, so that g_jk = u_j + u_k: what is special about a
    client (much data, many steps) is in u. u is found by medians, which a minority of liars does not move.
 2. r_jk = log g_jk - log(u_j + u_k) is then noise around 0, and clearly below it inside a group. No neighbour counts as
-   closer than a typical nearest one: a near copy of a model looks like any other member of its group.
+   closer than a typical nearest one: a near copy of a model looks like any other member of its group. r is averaged
+   over rounds: one round's distances are noisy where all mix with all.
 3. Client i's r are cut in two where the variance between the parts is largest in that within them. The cut counts if
    as many normal numbers show such a one with a probability below ``level``, over all cuts.
 4. A cut between i and j counts if j makes it, too, or most of those whom i is close to: one client's chance parts
@@ -20,20 +21,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MEMORY = 10  # rounds that are averaged
 ROUNDS = 20  # of medians; they settle within a few
 DRAWS = 4000  # of normal numbers, to know what chance shows
 FEWEST = 4  # others; fewer cannot be told apart
 
 
-def members(gaps: Tensor, known: Tensor, level: float) -> Tensor:
-    """[M, M] who belongs to whom; everybody to himself, and whoever was not heard from to nobody else."""
+def members(close: Tensor, known: Tensor, level: float) -> Tensor:
+    """[M, M] who belongs to whom by r; everybody to himself, and whoever was not heard from to nobody else."""
     us = known.nonzero()[:, 0]
-    found = torch.eye(len(gaps), dtype=torch.bool)
-    if len(us) <= FEWEST:
-        found[us[:, None], us] = True
-        return found
-    found[us[:, None], us] = ~parted(~_near(closeness(gaps[us][:, us]), level))
+    found = torch.eye(len(close), dtype=torch.bool)
+    inside = close[us][:, us]
+    found[us[:, None], us] = ~parted(~_near(inside, level)) if len(us) > FEWEST else torch.ones_like(inside).bool()
     return found
+
+
+def measured(gaps: Tensor, known: Tensor) -> Tensor:
+    """[M, M] r of all clients that have been heard from, 0 for the others and where these are too few to tell."""
+    us = known.nonzero()[:, 0]
+    found = torch.zeros_like(gaps)
+    if len(us) > FEWEST:
+        found[us[:, None], us] = closeness(gaps[us][:, us])
+    return found
+
+
+def averaged(before: Tensor, visits: Tensor, now: Tensor) -> Tensor:
+    """The running mean of r, over as many rounds as ``visits`` [M, M] says, and over MEMORY at most: noise goes."""
+    return torch.lerp(before, now, (1 / visits.clamp(min=1)).clamp(min=1 / MEMORY))
 
 
 def parted(cut: Tensor) -> Tensor:
