@@ -243,8 +243,10 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
             mine = [row for row in rows if row.scenario == scenario]
             noised = any(row.epsilon is not None for row in mine)
             planted = any(row.groups_found is not None for row in mine)
-            extra = [({"epsilon": row.epsilon} if noised else {}) | (_found(row) if planted else {}) for row in mine]
-            shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
+            extra = [{"epsilon": row.epsilon} if noised else {} for row in mine]
+            groups = [_found(row) if planted else {} for row in mine]
+            columns = zip(mine, extra, groups, strict=True)
+            shown = [_readable(row, rival) | more | found for row, more, found in columns]
             ui.show(shown, form, title=scenario)
             for line in (standings.who_wins(mine), _doubts(mine, rival)):
                 if line:

@@ -50,7 +50,7 @@ class Round(NamedTuple):
     ups: list[Tree]
 
     def only(self, kept: Sequence[int]) -> Round:
-        return Round(*([part[k] for k in kept] for part in self))
+        return Round([self.ids[k] for k in kept], [self.downs[k] for k in kept], [self.ups[k] for k in kept])
 
 
 @dataclass(frozen=True)

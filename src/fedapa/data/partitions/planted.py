@@ -140,7 +140,8 @@ def _equal(request: SplitRequest, count: int) -> Index:
         raise InputError(
             f"{request.rule}: {request.clients} clients in {count} groups", hint=f"use at least {count} clients"
         )
-    return blocks(request.clients, count).argmax(0)
+    found: Index = blocks(request.clients, count).argmax(0)
+    return found
 
 
 def _other_names(classes: int, rng: np.random.Generator) -> tuple[int, ...]:
