@@ -15,7 +15,7 @@ from torch import Tensor
 from fedapa.data.dataset import Dataset
 from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
 from fedapa.data.partitions.planted import GROUPS
-from fedapa.data.partitions.views import View, check_views
+from fedapa.data.partitions.sample_views import View, check_views
 from fedapa.errors import InputError
 from fedapa.streams import stream
 

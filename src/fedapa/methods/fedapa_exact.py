@@ -166,7 +166,7 @@ class FedAPAExact(Method):
         return found | ({"layers": server["A"]} if self.per_layer else {})
 
     def claims(self) -> Claims:
-        return Claims(limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
+        return Claims(resting=("close",), limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
 
     def _together(self, new: Tree, block: int, own: Tensor) -> Tensor | None:
         """[M, M] who mixes whom evenly, by the rules that know groups; None by the others."""

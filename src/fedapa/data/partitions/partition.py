@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.partitions.partition_math import Index
-from fedapa.data.partitions.views import View, numbers, views_of
+from fedapa.data.partitions.sample_views import View, numbers, views_of
 from fedapa.errors import InputError
 
 

@@ -16,8 +16,8 @@ from fedapa.data.partitions.allocation import drawn
 from fedapa.data.partitions.equal_mix import iid
 from fedapa.data.partitions.partition import Partition
 from fedapa.data.partitions.partition_math import Bools, Floats, Index
+from fedapa.data.partitions.sample_views import VIEWS, View, as_header
 from fedapa.data.partitions.split_request import SplitRequest
-from fedapa.data.partitions.views import VIEWS, View, as_header
 from fedapa.errors import InputError
 
 GROUPS = "groups"  # of a partition's header
