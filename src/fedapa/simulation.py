@@ -178,7 +178,8 @@ def play(
     keeper = RunFolder(folder, plan.rounds, checkpoint_every, store, task.objective.scores)
     try:
         about = {**(meta or {}), **_identity(method, task, plan, client), "status": "running"}
-        about["weights"] = next(iter(named(method.roles, Role.WEIGHTS)), "")
+        for key, role in (("weights", Role.WEIGHTS), ("clusters", Role.CLUSTERS)):
+            about[key] = next(iter(named(method.roles, role)), "")
         account = account_of(method, plan.rounds, simulated="federation" not in about)
         about |= {} if account is None else {"privacy": account.to_json()}
         for newcomer in membership.members(keeper.position()) if membership is not None else ():

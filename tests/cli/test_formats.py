@@ -29,6 +29,7 @@ def row(method: str, last: float, sd: float | None = None, scenario: str = "", *
     about = {"seeds": 1, "allocations": 1, "rounds_done": 5, "rounds_planned": 5, "round": 5, "unfinished": 0}
     about |= {"evaluated": "after", "score": ACCURACY, "numerics": "1", "before": before, "after": after}
     about |= {"worst_client": 0.0, "worst_tenth": 0.0, "gain": gain, "gain_note": "", "attacked": None, "kib": 1.0}
+    about |= {"groups_found": None}
     about |= {"seconds": 1.0, "epsilon": None, "scores": {"p": last}, "overlap": 0.0, "standing": Standing("behind")}
     return MethodRow(scenario=scenario, method=method, **(about | more))
 
@@ -41,7 +42,7 @@ NAMES = re.findall(
     after_last after_tail after_best after_sd after_low after_high after_selected after_held
     worst_client worst_tenth
     gain gain_points gain_low gain_high gain_p_unadjusted gain_round gain_allocations gain_note
-    attackers honest attack_points attacker_weight kib seconds epsilon scores overlap
+    attackers honest attack_points attacker_weight groups_found kib seconds epsilon scores overlap
     gain_p_adjusted standing behind behind_p""",
 )
 

@@ -18,7 +18,8 @@ CIFAR10 = np.tile(np.arange(10), 5000), np.tile(np.arange(10), 1000)
 CIFAR100 = np.tile(np.arange(100), 500), np.tile(np.arange(100), 100)
 SMALL = np.tile(np.arange(4), 60), np.tile(np.arange(4), 12)
 TINY = {"min_train": 0, "min_test": 0}
-ALL_BUT_GROUPS = [name for name in RULES if name != "by-group"]
+PLANTED = ("uneven-groups", "overlapping-groups", "nested-groups", "rotated-groups", "permuted-groups", "outlier")
+ALL_BUT_GROUPS = [name for name in RULES if name not in ("by-group", *PLANTED)]  # test_planted.py has the others
 
 
 def one(*lists: list[int]) -> tuple[np.ndarray, ...]:

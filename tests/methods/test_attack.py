@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedapa.methods.attack import Attack
 from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.fedavg import FedAvg
-from fedapa.methods.malicious import Tampered, attacked, attackers
+from fedapa.methods.malicious import Tampered, attacked, attackers, victim
 from fedapa.methods.method import Role, Roles
 from fedapa.training.local import Local
 from fedapa.verify import LAWS
@@ -25,6 +25,9 @@ from fedapa.verify.case import Case
 CASE = Case(FedAPA())
 DOWN = {"omega": torch.tensor([1.0, 2.0, 3.0, 4.0]), "counts": torch.tensor([9.0, 9.0])}
 UP = {"omega": torch.tensor([4.0, 2.0, 3.0, 0.0]), "counts": torch.tensor([2.0, 3.0]), "n": torch.tensor([5.0])}
+
+
+KNOWING = [Tampered(FedAvg(), "near-copy", (1,), 0.1), Tampered(FedAPA(), "colluding", (0, 2), -0.5)]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ def sent(method: Tampered, client: int, round: int = 0) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("method", [Tampered(FedAPA(), "noise", (1,), 1.0), Tampered(FedAvg(), "scaled", (0, 2), -0.5)])
+@pytest.mark.parametrize(
+    "method", [Tampered(FedAPA(), "noise", (1,), 1.0), Tampered(FedAvg(), "scaled", (0, 2), -0.5), *KNOWING]
+)
 def test_law(method: Tampered, law: str) -> None:
     LAWS[law](Case(method))
 
@@ -53,6 +58,50 @@ def test_scaled_by_hand() -> None:
     upload = sent(Tampered(Counting(), "scaled", (1,), -2.0), 1)
     assert upload["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]
     assert (upload["counts"].tolist(), upload["n"].tolist()) == ([2.0, 3.0], [5.0])  # numbers of samples stay true
+
+
+def learnt(method: Tampered, ids: list[int], ups: list[list[float]]) -> list[list[float]]:
+    """What the method inside learns from, of clients that were all sent zeros."""
+    seen: list[list[float]] = []
+
+    @dataclass(frozen=True)
+    class Spy(FedAvg):
+        def absorb(self, task, server, ids, downs, ups):  # type: ignore[no-untyped-def]
+            seen.extend(up["omega"].tolist() for up in ups)
+            return server
+
+    zeros = {"omega": torch.zeros(2)}
+    given = [{"omega": torch.tensor(up)} for up in ups]
+    replace(method, inner=Spy()).absorb(CASE.task, zeros, ids, [zeros] * len(ups), given)
+    return seen
+
+
+def test_a_near_copy_by_hand() -> None:
+    """Clients 0 to 3; client 1 copies client 2, and adds a tenth of its own update."""
+    method = Tampered(FedAvg(), "near-copy", (1,), 0.1)
+    assert sent(method, 1) is UP  # it does not know its victim's model before that is sent
+    ups = [[1.0, 0.0], [0.0, 10.0], [5.0, 5.0]]
+    assert learnt(method, [0, 1, 2], ups) == [[1.0, 0.0], [5.0, 6.0], [5.0, 5.0]]
+    assert learnt(method, [0, 1, 3], ups) == ups  # its victim did not answer
+    assert [victim(i, (1, 2), 4) for i in (1, 2)] == [3, 3]
+    assert victim(3, (3,), 4) == 0
+
+
+def test_colluding_clients_send_the_same_by_hand() -> None:
+    method = Tampered(Counting(), "colluding", (1, 3), -2.0)
+    assert sent(method, 1)["omega"].tolist() == [-5.0, 2.0, 3.0, 12.0]  # as scaled
+    ups = [[1.0, 0.0], [0.0, 10.0], [5.0, 5.0], [7.0, 7.0]]
+    assert learnt(method, [0, 1, 2, 3], ups) == [*ups[:3], [0.0, 10.0]]
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
+    with pytest.raises(InputError, match="one client cannot collude"):
+        attacked(FedAvg(), from_arrays([(x, y, x, y)] * 3), Attack("colluding", (1,), -5.0))
+
+
+def test_of_several_models_the_update_is_that_of_the_closest() -> None:
+    down = {"omega": torch.tensor([[0.0, 0.0], [10.0, 10.0]])}
+    up = {"omega": torch.tensor([9.0, 10.0])}
+    upload = Tampered(FedAvg(), "scaled", (1,), -2.0).encode(CASE.task, down, up, toolbox(1))
+    assert upload["omega"].tolist() == [12.0, 10.0]
 
 
 def test_noise_has_the_norm_of_the_update_and_nothing_else_of_it() -> None:

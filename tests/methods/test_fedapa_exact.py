@@ -19,7 +19,7 @@ from fedapa.training.task import Task
 from fedapa.verify import LAWS
 from fedapa.verify.case import Case
 
-RULES = ("cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed")
+RULES = ("cut", "cut-even", "settle", "tested", "neighbour", "noise", "leave-one-out", "stability", "fixed")
 VARIANTS = [
     *(FedAPAExact(rule=rule) for rule in RULES[1:]),  # type: ignore[arg-type]
     FedAPAExact(per_layer=True),

@@ -72,6 +72,7 @@ def _row(label: str, every: Sequence[RunResult], runs: Sequence[RunResult], riva
         gain=gain,
         gain_note=note,
         attacked=_attacked(mine, runs),
+        groups_found=_groups_found(mine),
         kib=_mean([run.kib for run in mine]),
         seconds=_mean([run.seconds for run in mine]),
         epsilon=None if account is None else account.short(),
@@ -143,6 +144,12 @@ def _attacked(mine: Sequence[RunResult], runs: Sequence[RunResult]) -> Attacked 
     honest = _mean([float(values(run)[run.honest].mean()) for run in mine])
     cost, weight = _mean(costs) if costs else None, _mean(weights) if weights else None
     return Attacked(len(mine[0].attackers), honest, cost, weight)
+
+
+def _groups_found(runs: Sequence[RunResult]) -> float | None:
+    """Mean over allocations of the last round's index; None unless every run has one."""
+    found = [run.groups_found[-1] for run in runs if run.groups_found]
+    return _over(runs, found) if len(found) == len(runs) else None
 
 
 def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:

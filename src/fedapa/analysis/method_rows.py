@@ -77,6 +77,7 @@ class MethodRow:
     gain: Gain | None
     gain_note: str  # why there is no gain, or no test of it
     attacked: Attacked | None
+    groups_found: float | None  # adjusted Rand index with the planted groups, in the last round
     kib: float  # down and up, per trained client and round
     seconds: float
     epsilon: str | None  # of noised uploads
@@ -110,7 +111,9 @@ class MethodRow:
             found |= {f"{phase}_{key}": value for key, value in asdict(self.phase(phase)).items()}
         found |= {"worst_client": self.worst_client, "worst_tenth": self.worst_tenth}
         found |= self._gain() | self._attacked()
-        found |= {name: getattr(self, name) for name in ("kib", "seconds", "epsilon", "scores", "overlap")}
+        found |= {
+            name: getattr(self, name) for name in ("groups_found", "kib", "seconds", "epsilon", "scores", "overlap")
+        }
         found["gain_p_adjusted"] = None if self.gain is None else self.gain.p_adjusted
         standing = self.standing
         return found | {"standing": standing.verdict, "behind": standing.behind, "behind_p": standing.p}

@@ -19,7 +19,12 @@ from fedapa.store import provenance
 from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.run_folder import runs_under
 
-LATER = ("attackers", "attacker_weight", "evaluated_rounds")  # lists that older files of results do not have
+LATER = (
+    "attackers",
+    "attacker_weight",
+    "groups_found",
+    "evaluated_rounds",
+)  # lists that older files of results do not have
 
 
 class Found(NamedTuple):

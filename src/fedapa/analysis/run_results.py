@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.analysis import found_groups
 from fedapa.core.scores import ACCURACY, Score
 from fedapa.methods import privacy
 from fedapa.rounds.evaluation import Summary, Sums
@@ -54,6 +55,7 @@ class RunResult:
     partition: str
     attackers: tuple[int, ...] = ()  # the malicious clients
     attacker_weight: tuple[float, ...] = ()  # that honest rows of A give to them, in every round that recorded A
+    groups_found: tuple[float, ...] = ()  # adjusted Rand index with the planted groups, in every round that shows some
     provenance: Provenance = Provenance()
     account: str = ""  # JSON of the privacy account, where uploads are noised
 
@@ -101,7 +103,8 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
         return RunResult(
             folder, scenario, about["label"], int(about["seed"]), about["status"], int(about["rounds"]), totals.rounds,
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
-            counts, about["partition"], malicious, _weight_on(malicious, db, len(counts)), provenance.read(about),
+            counts, about["partition"], malicious, _weight_on(malicious, db, len(counts)),
+            found_groups.course(db, len(counts)), provenance.read(about),
             about.get("privacy", ""), tuple(seen), _overlap(about, folder, db), run_db.primary(db), folder,
         )  # fmt: skip
 

@@ -245,8 +245,11 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
         for scenario in dict.fromkeys(row.scenario for row in rows):
             mine = [row for row in rows if row.scenario == scenario]
             noised = any(row.epsilon is not None for row in mine)
+            planted = any(row.groups_found is not None for row in mine)
             extra = [{"epsilon": row.epsilon} if noised else {} for row in mine]
-            shown = [_readable(row, rival) | more for row, more in zip(mine, extra, strict=True)]
+            groups = [_found(row) if planted else {} for row in mine]
+            columns = zip(mine, extra, groups, strict=True)
+            shown = [_readable(row, rival) | more | found for row, more, found in columns]
             ui.show(shown, form, title=scenario)
             for line in (standings.who_wins(mine), _doubts(mine, rival)):
                 if line:
@@ -307,6 +310,11 @@ def _gain(row: MethodRow) -> str:
         return "–"
     where = "" if gain.round == row.rounds_planned else f" at round {gain.round}"
     return f"{row.score.number(gain.points, signed=True)}{_sure(gain.p_adjusted)}{where}"
+
+
+def _found(row: MethodRow) -> dict[str, str]:
+    """How well the planted groups were found; methods without weights or clusters do not look for any."""
+    return {"groups (ARI)": "–" if row.groups_found is None else f"{row.groups_found:.2f}"}
 
 
 def _readable(row: MethodRow, rival: str) -> dict[str, Any]:

@@ -33,6 +33,10 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
     With malicious clients ([attack]), gains count honest clients only. "honest %" is their mean accuracy. "by attack"
     is how much that differs from the same clients' accuracy in the run of FOLDER without an attack. "weight on
     malicious %" is the weight that the mixtures of honest clients give to malicious ones.
+
+    Where groups were planted (rules such as pathological or rotated-groups), "groups (ARI)" is how well a method found
+    them in the last round, by its clusters or by its weights: the adjusted Rand index, 1 for the same groups, 0 for
+    chance.
     """
     from fedapa.cli import common
 

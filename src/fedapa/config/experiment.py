@@ -207,6 +207,8 @@ def execute(
         "config": config_hash(config),
         EXPERIMENT: json.dumps(as_table(config)),
     }
+    if parts.data.groups:
+        meta["groups"] = json.dumps(parts.data.groups)
     if (attack := attack_of(config, parts.task.clients, config.seeds[0])) is not None:
         meta["attack"] = json.dumps(attack._asdict())
     run = config.run

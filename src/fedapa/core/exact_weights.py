@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core import simplex
+from fedapa.errors import InputError
 
 
 def around(gaps: Tensor, i: int) -> Tensor:
@@ -113,6 +114,18 @@ def even(i: int, known: Tensor) -> Tensor:
     return row / row.sum()
 
 
+def same_group(sizes: str, clients: int) -> Tensor:
+    """[M, M] who is in whose group, of groups of these sizes in the order of the clients."""
+    try:
+        counts = [int(word) for word in sizes.split(",")]
+    except ValueError:
+        counts = []
+    if sum(counts) != clients or min(counts, default=0) < 1:
+        raise InputError(f"sizes = {sizes!r} are not those of groups of {clients} clients", 'such as "4,4,2"')
+    label = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return label[:, None] == label
+
+
 def shared(row: Tensor, i: int, share: float) -> Tensor:
     """``share`` of the weight for client i, the rest as in ``row``."""
     return (1 - share) * row + share * _unit(len(row), i)
@@ -134,8 +147,24 @@ def groups(A: Tensor) -> Tensor:
     Two clients are joined if each gives the other more than 1.5 times an even share; groups are what hangs together.
     """
     M = len(A)
-    joined = ((A > 1.5 / M) & (A.T > 1.5 / M)) | torch.eye(M, dtype=torch.bool)
-    label = torch.arange(M)
+    return components((A > 1.5 / M) & (A.T > 1.5 / M))
+
+
+def found_groups(A: Tensor) -> Tensor:
+    """[M] the same by what a client gives to others alone, for methods whose weights have any scale.
+
+    Two clients are joined if each gives the other more than half of an even share of all that it gives to others.
+    """
+    gave = A.double().clamp(min=0).fill_diagonal_(0)
+    whole = gave.sum(1, keepdim=True)
+    large = (gave > whole / (2 * max(1, len(A) - 1))) & (whole > 0)
+    return components(large & large.T)
+
+
+def components(joined: Tensor) -> Tensor:
+    """[M] the first member of what hangs together, for every client."""
+    M = len(joined)
+    joined, label = joined | torch.eye(M, dtype=torch.bool), torch.arange(M)
     for _ in range(M):
         smallest = torch.where(joined, label, M).amin(1)
         if torch.equal(smallest, label):

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedapa.data.dataset import Dataset
 from fedapa.data.partitions.partition import Partition, check_fits, fingerprint_of
+from fedapa.data.partitions.planted import GROUPS
+from fedapa.data.partitions.sample_views import View, check_views
 from fedapa.data.samples import Fields, Lazy, chosen, tensors_of
 from fedapa.errors import InputError
 from fedapa.streams import stream
@@ -49,6 +51,7 @@ class Federated:
     std: tuple[float, ...]
     fingerprint: str
     target: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of numbers, over all train samples
+    groups: tuple[int, ...] = ()  # the planted group of every client, where the partition has some
 
     @property
     def sizes(self) -> Tensor:
@@ -116,12 +119,14 @@ def target_scale(sums: Sequence[tuple[float, float, float]]) -> tuple[float, flo
 def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, seed: int = 0) -> Federated:
     """Give every client its samples, with a share of the train part set aside for validation if requested.
 
-    The fingerprint is that of the index lists: the partition's own if nothing is set aside.
+    The fingerprint is that of the index lists and views: the partition's own if nothing is set aside.
     """
     _check_share(validation)
     _check_seed(seed)
     check_fits(partition, len(dataset.y_train), len(dataset.y_test))
     _check_nobody_empty(partition)
+    shape, views = dataset.x_train.shape[1:], partition.views
+    check_views(views, shape, dataset.classes)
     aside = [
         set_aside(dataset.y_train[index], validation, stream(seed, "validation", i))
         for i, index in enumerate(partition.train)
@@ -131,15 +136,16 @@ def federate(dataset: Dataset, partition: Partition, validation: float = 0.0, se
     clients = tuple(
         ClientData(
             name,
-            _take(dataset.x_train, dataset.y_train, train[i]),
-            _take(dataset.x_test, dataset.y_test, partition.test[i]),
-            _take(dataset.x_train, dataset.y_train, held[i]) if held[i].size else None,
+            _take(dataset.x_train, dataset.y_train, train[i], views[i]),
+            _take(dataset.x_test, dataset.y_test, partition.test[i], views[i]),
+            _take(dataset.x_train, dataset.y_train, held[i], views[i]) if held[i].size else None,
         )
         for i, name in enumerate(_client_names(partition))
     )
     parts = (train, partition.test, held) if validation else (train, partition.test)
-    shape = dataset.x_train.shape[1:]
-    found = Federated(dataset.name, clients, dataset.classes, shape, dataset.mean, dataset.std, fingerprint_of(*parts))
+    name, groups = fingerprint_of(*parts, views=views), _groups(partition)
+    scale = dataset.mean, dataset.std
+    found = Federated(dataset.name, clients, dataset.classes, shape, *scale, fingerprint=name, groups=groups)
     return found if dataset.classes else found.with_target("number")
 
 
@@ -170,8 +176,14 @@ def _client_names(partition: Partition) -> list[str]:
     return [str(i) for i in range(partition.clients)]
 
 
-def _take(x: npt.NDArray[Any], y: npt.NDArray[Any], index: Index) -> Split:
-    return Split(torch.from_numpy(x[index]), torch.from_numpy(y[index]))
+def _groups(partition: Partition) -> tuple[int, ...]:
+    """The planted group of every client; empty where there are none."""
+    found = partition.rule.get(GROUPS)
+    return tuple(int(g) for g in found) if isinstance(found, list) and len(found) == partition.clients else ()
+
+
+def _take(x: npt.NDArray[Any], y: npt.NDArray[Any], index: Index, view: View) -> Split:
+    return Split(torch.from_numpy(view.image(x[index])), torch.from_numpy(view.label(y[index])))
 
 
 def strata(y_train: npt.NDArray[Any], y_test: npt.NDArray[Any], bins: int = 10) -> tuple[Index, Index]:

@@ -71,7 +71,8 @@ def bubble_plot(
     labels = np.asarray(y_train)
     check_fits(partition, labels.size, sys.maxsize)  # the test set is not drawn
     classes = int(labels.max()) + 1
-    counts = np.stack([np.bincount(labels[index], minlength=classes) for index in partition.train])
+    seen = zip(partition.train, partition.views, strict=True)
+    counts = np.stack([np.bincount(view.label(labels[index]), minlength=classes) for index, view in seen])
     figure = _bubbles(counts, class_names or [str(k) for k in range(classes)], title)
     save_figure(figure, path)
 

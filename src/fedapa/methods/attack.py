@@ -9,8 +9,8 @@ from pydantic import Field, PlainValidator, StrictFloat
 
 from fedapa.toml_table import TABLE, distinct
 
-Kind = Literal["label-flip", "noise", "scaled"]
-FACTORS = {"label-flip": 0.0, "noise": 1.0, "scaled": -5.0}
+Kind = Literal["label-flip", "noise", "scaled", "near-copy", "colluding"]
+FACTORS = {"label-flip": 0.0, "noise": 1.0, "scaled": -5.0, "near-copy": 0.05, "colluding": -5.0}
 
 
 def _who(value: Any) -> int | list[int]:
@@ -36,7 +36,10 @@ class AttackSettings:
     ] = 1
     factor: Annotated[
         StrictFloat | None,
-        Field(description="noise: its norm in norms of the update (1); scaled: what the update is multiplied by (-5)"),
+        Field(
+            description="noise: its norm in norms of the update (1); scaled, colluding: what multiplies the update (-5)"
+            "; near-copy: share of the own update that is added (0.05)"
+        ),
     ] = None
 
     def __post_init__(self) -> None:

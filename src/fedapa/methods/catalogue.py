@@ -108,17 +108,21 @@ METHODS: dict[str, Entry] = {
 }
 
 
-# METHOD+WRAPPER names a method inside a wrapper, the first wrapper innermost: what each does is in wrappers.py.
+# METHOD+WRAPPER names a method inside a wrapper, the first wrapper innermost: what each does is in its module.
 class Wrapper(NamedTuple):
-    name: str  # of its class in wrappers.py
+    where: str  # module:Class
     what: str
 
 
 WRAPPERS = {
-    "quantised": Wrapper("Quantised", "uploads rounded to a few bits"),
-    "top": Wrapper("Top", "only the largest changes are uploaded, with error feedback"),
-    "noised": Wrapper("Noised", "uploads clipped and noised, with an (epsilon, delta) account"),
-    "ema": Wrapper("Ema", "the model in use is the running mean of the client's own models"),
+    "quantised": Wrapper("wrappers:Quantised", "uploads rounded to a few bits"),
+    "top": Wrapper("wrappers:Top", "only the largest changes are uploaded, with error feedback"),
+    "noised": Wrapper("wrappers:Noised", "uploads clipped and noised, with an (epsilon, delta) account"),
+    "ema": Wrapper("wrappers:Ema", "the model in use is the running mean of the client's own models"),
+    "bounded": Wrapper("robust:Bounded", "updates shortened to the median length of the round"),
+    "krum": Wrapper("robust:Krum", "the uploads that are farthest from the others are left out of a round"),
+    "trimmed": Wrapper("robust:Trimmed", "what is common is the coordinate-wise trimmed mean of uploads"),
+    "median": Wrapper("robust:Median", "what is common is the coordinate-wise median of uploads"),
 }
 
 
@@ -191,7 +195,8 @@ def make(name: str, **settings: Any) -> Method:
 
 
 def _wrapper_class(name: str) -> Any:
-    return getattr(importlib.import_module("fedapa.methods.wrappers"), WRAPPERS[name].name)
+    module, _, attribute = WRAPPERS[name].where.partition(":")
+    return getattr(importlib.import_module(f"fedapa.methods.{module}"), attribute)
 
 
 def _own(wrapper: Any) -> list[str]:

@@ -37,14 +37,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedapa.core import weights
 from fedapa.core.tree import Tree, weighted_mean, with_rows, writable
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import PART, Average, Shared, installed, shared_part, trainable
 from fedapa.training.local import Local
 from fedapa.training.task import Task, task_loss
@@ -56,6 +56,8 @@ PAIR = 2  # members that are never parted
 
 @dataclass(frozen=True)
 class CFL(Method):
+    roles: ClassVar[Roles] = {"groups": Role.CLUSTERS}
+
     rule: Literal["relative", "absolute"] = hyper("relative", "when a cluster is split: by a ratio or by two lengths")
     ratio: float = hyper(
         0.3,

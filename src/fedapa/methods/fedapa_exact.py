@@ -12,7 +12,11 @@ Server  C_i = the clients before the first jump by a factor ``jump_ratio`` or mo
 
 The program is b' K b with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other
 rules, kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
+- ``cut-even``: as ``cut``, and row_i is even over C_i and i, without a self share, once i was parted from anybody.
 - ``settle``: lambda -> infinity as long as there is no jump after ``patience`` uploads: all others evenly.
+- ``tested``: C_i by a test with an error rate of ``level`` (core.group_test), again in every round after ``patience``
+  uploads, so that who was parted may come back; row_i is even over C_i and i, without a self share.
+- ``given``: the same with known groups, an oracle: ``sizes`` has those of successive clients.
 - ``fixed``: no cut. lambda -> infinity mixes all others evenly, mu = 1 is local training.
 - ``neighbour`` and ``noise``: a_i free, at a price: argmin of |theta_i - Theta a|^2 + 2 V_i a_i + lambda s_i |a|^2 over
   the whole simplex, V_i half the gap to the nearest other model, or the mean squared way between two uploads.
@@ -43,15 +47,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedapa.core import exact_weights, weights
+from fedapa.core import exact_weights, group_test, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
 from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.local import Local
 from fedapa.training.task import Task, task_loss
 
-Rule = Literal["cut", "settle", "neighbour", "noise", "leave-one-out", "stability", "fixed"]
+Rule = Literal[
+    "cut", "cut-even", "settle", "tested", "given", "neighbour", "noise", "leave-one-out", "stability", "fixed"
+]
 Measure = Literal["direction", "distance"]
+CUTTING = ("cut", "cut-even", "settle")
 RIDGES, SHARES = (0.03, 0.1, 0.3, 1.0, 3.0), (0.0, 0.25, 0.5, 0.75)  # what leave-one-out chooses from
 CANDIDATES = list(product(RIDGES, SHARES))
 STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal change of a row, steps and range of lambda
@@ -74,7 +81,11 @@ class FedAPAExact(Method):
     jump_ratio: float = hyper(
         3.0, "jump in squared distances that parts a group from the others (cut, settle)", 1.01, search="1.5..6"
     )
-    patience: int = hyper(5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle)", 0)
+    patience: int = hyper(
+        5, "uploads of a client that are mixed broadly before anybody is cut off (cut, settle, tested)", 0
+    )
+    level: float = hyper(0.01, "how often chance may part clients that are alike (tested)", 0.0005, 0.5)
+    sizes: str = hyper("", "sizes of the groups of successive clients, such as 4,4,2 (given)")
     ridge: float = hyper(
         0.5, "lambda in units of the mean squared distance to collaborators", 0.0, search="log:0.05..5"
     )
@@ -128,8 +139,9 @@ class FedAPAExact(Method):
         new["gaps"][:, :, own] = fresh.transpose(1, 2)
         new["heard"][own] += 1.0
         for block in range(len(ahead)):
+            together = self._together(new, block, own)
             for k, i in enumerate(ids):
-                row = self._row(server, new, block, i, ahead[block, k])
+                row = self._row(server, new, block, i, ahead[block, k]) if together is None else _even(together, i)
                 new["A"][block, i] = self.row_ema * server["A"][block, i] + (1 - self.row_ema) * row.float()
         return new
 
@@ -142,7 +154,7 @@ class FedAPAExact(Method):
         new["gaps"][:, M, :M] = new["gaps"][:, :M, M] = far
         new["heard"][:M] = server["heard"]
         for name in self._memory(1, 1):
-            new[name][:, :M] = server[name]
+            new[name][tuple(slice(size) for size in server[name].shape)] = server[name]
         return new
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
@@ -154,7 +166,23 @@ class FedAPAExact(Method):
         return found | ({"layers": server["A"]} if self.per_layer else {})
 
     def claims(self) -> Claims:
-        return Claims(limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
+        return Claims(resting=("close",), limits={"local": replace(self, rule="fixed", share=1.0, server_ema=0.0)})
+
+    def _together(self, new: Tree, block: int, own: Tensor) -> Tensor | None:
+        """[M, M] who mixes whom evenly, by the rules that know groups; None by the others."""
+        known = new["heard"] > 0
+        if self.rule == "given":
+            return exact_weights.same_group(self.sizes, len(known)) & known
+        if self.rule != "tested":
+            return None
+        touched = torch.zeros_like(new["visits"][block], dtype=torch.bool)
+        touched[own], touched[:, own] = True, True
+        new["visits"][block] += touched & known & known[:, None]
+        now = group_test.measured(self._measured(new, block), known)
+        averaged = group_test.averaged(new["close"][block], new["visits"][block], now)
+        new["close"][block] = torch.where(touched, averaged, new["close"][block])
+        found = group_test.members(new["close"][block], known, self.level)
+        return torch.where((new["heard"] > self.patience)[:, None], found, known)
 
     def _row(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> Tensor:
         """The row that minimises client i's proxy; what the rule remembers of the client is written into ``new``."""
@@ -162,9 +190,12 @@ class FedAPAExact(Method):
         if self.rule in ("neighbour", "noise"):
             return exact_weights.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
-        if self.rule in ("cut", "settle") and new["heard"][i] > self.patience:
+        if self.rule in CUTTING and new["heard"][i] > self.patience:
             everybody, known = known, exact_weights.companions(gaps, i, known, self.jump_ratio)
-            if self.rule == "settle" and torch.equal(known, everybody):
+            is_whole = torch.equal(known, everybody)
+            if self.rule == "cut-even" and not is_whole:
+                return exact_weights.even(i, known)
+            if self.rule == "settle" and is_whole:
                 ridge = math.inf
         return exact_weights.shared(exact_weights.of_others(gaps, i, known, ridge), i, share)
 
@@ -182,7 +213,7 @@ class FedAPAExact(Method):
 
     def _ridge_and_share(self, old: Tree, new: Tree, block: int, i: int, ahead: Tensor) -> tuple[float, float]:
         """lambda_i and mu_i: as set, by the errors of predictions, or by how much the row jumps."""
-        if self.rule in ("cut", "settle", "fixed"):
+        if self.rule in (*CUTTING, "fixed"):
             return self.ridge, self.share
         if self.rule == "stability":
             new["ridges"][block, i] = ridge = self._steadied(old, new, block, i)
@@ -214,6 +245,7 @@ class FedAPAExact(Method):
         kept = {
             "noise": {"noise": torch.zeros(L, M, dtype=torch.float64)},
             "leave-one-out": {"errors": torch.zeros(L, M, len(CANDIDATES), dtype=torch.float64)},
+            "tested": {name: torch.zeros(L, M, M, dtype=torch.float64) for name in ("close", "visits")},
             "stability": {"ridges": torch.ones(L, M, dtype=torch.float64)},
         }
         return kept.get(self.rule, {})
@@ -223,6 +255,10 @@ class FedAPAExact(Method):
         stop = task.model.theta_trainable
         found = layers(task) if self.per_layer else [(slice(0, stop), 0), (slice(stop, task.P), 0)]
         return [(piece, block if piece.stop <= stop else weights.UNMEASURED) for piece, block in found]
+
+
+def _even(together: Tensor, i: int) -> Tensor:
+    return exact_weights.even(i, together[i])
 
 
 def layers(task: Task) -> weights.Pieces:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedapa.core import exact_weights
 from fedapa.core.tree import Tree, with_rows
-from fedapa.methods.method import Claims, Method, When, hyper
+from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.methods.sharing import (
     PART,
     Shared,
@@ -64,6 +64,8 @@ Norm = Literal["l2", "l1"]
 
 @dataclass(frozen=True)
 class FedFomo(Method):
+    roles: ClassVar[Roles] = {"groups": Role.CLUSTERS}
+
     offers: int = hyper(5, "m, how many models of others a client is sent", 0, source="authors' code", search="3,5,10")
     explore: float = hyper(
         0.3, "probability that an offered model is a random one", 0.0, 1.0, source="authors' code", search="0..1"
@@ -132,9 +134,7 @@ class FedFomo(Method):
 
     def watch(self, server: Tree) -> Tree:
         """Who has helped whom, and the groups of those who helped each other more than others."""
-        gave = server["P"].clamp(min=0).fill_diagonal_(0)
-        shares = gave / gave.sum(1, keepdim=True).clamp(min=torch.finfo(gave.dtype).tiny)
-        return {"P": server["P"], "groups": exact_weights.groups(shares)}
+        return {"P": server["P"], "groups": exact_weights.found_groups(server["P"])}
 
     def claims(self) -> Claims:
         alone = replace(self, offers=0, fallback="keep", holdout=0.0)

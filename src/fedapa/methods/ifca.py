@@ -49,7 +49,7 @@ from fedapa.training.task import Task, task_loss
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    roles: ClassVar[Roles] = {"n": Role.SAMPLES}
+    roles: ClassVar[Roles] = {"n": Role.SAMPLES, "groups": Role.CLUSTERS}
 
     clusters: int = hyper(
         2,

@@ -2,12 +2,16 @@
 
 label-flip  the train labels of an attacker are shifted by one class; it then trains and sends as everybody does
 noise       the update (upload minus what was sent down) is replaced by Gaussian noise of ``factor`` times its norm
-scaled      the update is multiplied by ``factor``
+scaled      the update is multiplied by ``factor``; -1 turns its sign
+near-copy   the model of the next honest client of the same round, plus ``factor`` times the own update: a method that
+            mixes who is near gives that client to the attacker. If its victim does not answer, it sends what it has.
+colluding   all attackers of a round send the same: the model of the first of them, its update multiplied by ``factor``
 
-An update is every tensor of an upload that has the name and the shape of one that was sent down: models. Numbers of
-samples and statistics of classes stay true. The attackers' own models go on from what they really learnt.
+An update is every tensor of an upload that has the name and the shape of one that was sent down: models. Where several
+models were sent, it is the change from the closest. Numbers of samples and statistics of classes stay true. The
+attackers' own models go on from what they really learnt.
 
-Uploads are held to the bounds of a real federation (rounds/upload_limits.py). Those let all three pass: shapes and
+Uploads are held to the bounds of a real federation (rounds/upload_limits.py). Those let all pass: shapes and
 counts are right, and a norm may be a hundred times that of what was sent. They stop only what grows without end.
 """
 
@@ -24,11 +28,13 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import InputError
 from fedapa.methods.attack import Attack
-from fedapa.methods.method import COUNTS, Method, hyper
-from fedapa.methods.wrappers import Wrapped, change_of, gauss, has_reference, restored
+from fedapa.methods.method import Method, hyper
+from fedapa.methods.wrappers import Wrapped, change_of, gauss, models_of, reference, restored
 from fedapa.streams import stream
 from fedapa.training.local import Local
 from fedapa.training.task import Task
+
+PAIR = 2
 
 
 def attackers(wanted: int | Sequence[int], clients: int, seed: int) -> tuple[int, ...]:
@@ -50,6 +56,8 @@ def attacked(method: Method, data: Federated, attack: Attack) -> tuple[Method, F
         if data.classes == 0:
             raise InputError("label-flip needs classes, and the targets are numbers", "use noise or scaled")
         return method, flipped(data, attack.clients)
+    if attack.kind == "colluding" and len(attack.clients) < PAIR:
+        raise InputError("one client cannot collude", "attack.clients = 2, or attack.kind = scaled")
     return Tampered(method, attack.kind, attack.clients, attack.factor), data
 
 
@@ -63,25 +71,54 @@ def flipped(data: Federated, clients: Sequence[int]) -> Federated:
     return replace(data, clients=tuple(flip(c) if i in clients else c for i, c in enumerate(data.clients)))
 
 
+def victim(attacker: int, malicious: Sequence[int], clients: int) -> int:
+    """The next honest client after an attacker, and after the last one the first."""
+    return next(i % clients for i in range(attacker + 1, attacker + 1 + clients) if i % clients not in malicious)
+
+
 @dataclass(frozen=True)
 class Tampered(Wrapped):
-    kind: Literal["noise", "scaled"] = hyper("scaled", "what malicious clients send instead of their update")
+    kind: Literal["noise", "scaled", "near-copy", "colluding"] = hyper(
+        "scaled", "what malicious clients send instead of their update"
+    )
     clients: tuple[int, ...] = ()
     factor: float = hyper(-5.0, "norm of the noise in norms of the update, or what it is multiplied by")
 
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
-        models = [n for n, leaf in up.items() if self.roles.get(n) not in COUNTS and has_reference(down, n, leaf)]
+        models = self._models(down, up)
         if up and not models:
             who = type(self.inner).__name__
             raise InputError(f"{who} uploads no model, so there is no update to tamper with", "attack.kind=label-flip")
-        if local.client not in self.clients or not models:
+        if local.client not in self.clients or not models or self.kind == "near-copy":
             return up
-        honest = {name: change_of(down, name, up[name]) for name in models}
+        sent = {name: reference(down, name, up[name]) for name in models}
+        honest = {name: change_of(sent, name, up[name]) for name in models}
         changes = self._noise(honest, local.random()) if self.kind == "noise" else honest
-        return up | {name: restored(down, name, self.factor * c, up[name].shape) for name, c in changes.items()}
+        return up | {name: restored(sent, name, self.factor * c, up[name].shape) for name, c in changes.items()}
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
-        return self.inner.absorb(task, server, ids, downs, ups)  # nothing to decode: ``downs`` need not be made again
+        """What attackers do that know each other's uploads, or a victim's, is done here; else nothing is changed."""
+        if self.kind == "near-copy":
+            ups = [self._copied(task, ids, downs, ups, k) for k in range(len(ups))]
+        elif self.kind == "colluding":
+            first = min((k for k, i in enumerate(ids) if i in self.clients), key=lambda k: ids[k], default=0)
+            ups = [self._with(ups[k], ups[first], downs[k]) if i in self.clients else ups[k] for k, i in enumerate(ids)]
+        return self.inner.absorb(task, server, ids, downs, ups)
+
+    def _copied(self, task: Task, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree], k: int) -> Tree:
+        """Upload k, of an attacker its victim's model with a little of its own update."""
+        if ids[k] not in self.clients or victim(ids[k], self.clients, task.clients) not in ids:
+            return ups[k]
+        other, down, up = list(ids).index(victim(ids[k], self.clients, task.clients)), downs[k], ups[k]
+        own = {name: self.factor * (up[name] - reference(down, name, up[name])) for name in self._models(down, up)}
+        return self._with(up, {name: ups[other][name] + change for name, change in own.items()}, down)
+
+    def _with(self, up: Tree, models: Tree, down: Tree) -> Tree:
+        """The upload with these models in place of its own."""
+        return up | {name: models[name] for name in self._models(down, up) if models[name].shape == up[name].shape}
+
+    def _models(self, down: Tree, up: Tree) -> list[str]:
+        return models_of(self.roles, down, up)
 
     def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
         return self.inner.send_many(task, server, ids)

@@ -43,6 +43,7 @@ class Role(Enum):
     SUMS = "in an upload: sums over the client's samples, which grow with their number"
     MOMENTUM = "in the server's state: what a client begins with at rest"
     WEIGHTS = "watched: [M, M], how much of every client's model goes to every other"
+    CLUSTERS = "watched: [M], the cluster of every client, of a method that puts clients into some"
 
 
 Roles = Mapping[str, Role]

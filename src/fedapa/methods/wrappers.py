@@ -19,6 +19,8 @@ noised     the joint change clipped to a norm, then Gaussian noise of ``noise`` 
 ema        the model in use is the running mean of the client's own models after training: m <- m + w (model - m) after
            every visit, w = max(1 / visits, 1 - decay), which is the plain mean at first. Uploads, training and server
            stay as they are. A client that never trained is shown what arrives, because it has no mean yet.
+
+robust.py has wrappers against false uploads: bounded, krum, trimmed, median.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
-from fedapa.methods.method import Claims, Method, Role, Roles, Schedule, Surrogate, When, hyper
+from fedapa.methods.method import COUNTS, Claims, Method, Role, Roles, Schedule, Surrogate, When, hyper
 from fedapa.methods.privacy import Account, epsilon
 from fedapa.training.devices import tree_on
 from fedapa.training.local import Local
@@ -345,6 +347,23 @@ def _each_coded(down: Tree, up: Tree, code: Callable[[str, Tensor], Tree]) -> Tr
 
 def has_reference(down: Tree, name: str, leaf: Tensor) -> bool:
     return name in down and down[name].shape == leaf.shape
+
+
+def models_of(roles: Roles, down: Tree, up: Tree) -> list[str]:
+    """The tensors of an upload that are updates of models: sent under the same name, alone or as one of several."""
+    return [name for name, leaf in up.items() if roles.get(name) not in COUNTS and _is_update(down, name, leaf)]
+
+
+def _is_update(down: Tree, name: str, leaf: Tensor) -> bool:
+    several = name in down and len(down[name]) > 0 and down[name].shape[1:] == leaf.shape
+    return leaf.is_floating_point() and (has_reference(down, name, leaf) or several)
+
+
+def reference(down: Tree, name: str, leaf: Tensor) -> Tensor:
+    """What an upload is an update of: what was sent under its name, and of several models the closest."""
+    if has_reference(down, name, leaf):
+        return down[name]
+    return down[name][(down[name] - leaf).flatten(1).square().sum(1).argmin()]
 
 
 def change_of(down: Tree, name: str, leaf: Tensor) -> Tensor:

@@ -481,6 +481,27 @@ def collaborators(scenario: Scenario) -> Drawn:
     return figure
 
 
+def found_groups(scenario: Scenario) -> Drawn:
+    """Round by round: how well every method found the planted groups; mean over seeds."""
+    labels = [row.method for row in scenario.rows if any(run.result.groups_found for run in scenario.of(row.method))]
+    if not labels:
+        return "No groups were planted in these allocations, or no method shows weights or clusters."
+    kinds = looks(scenario)
+    figure = drawing.new(2.4 + 0.06 * len(labels))
+    axes, ends = figure.add_subplot(), []
+    for label in labels:
+        courses = [run.result.groups_found for run in scenario.of(label) if run.result.groups_found]
+        mean = np.mean([course[: min(map(len, courses))] for course in courses], axis=0)
+        look, rounds = kinds[label], np.arange(1, len(mean) + 1)
+        axes.plot(rounds, mean, color=look.colour, linestyle=look.style, linewidth=look.width)
+        ends.append((float(rounds[-1]), float(mean[-1])))
+    axes.set(xlabel="round", ylabel="adjusted Rand index", ylim=(min(-0.05, min(y for _, y in ends) - 0.05), 1.05))
+    _count_rounds(axes)
+    names = [f"{short(label)} {y:.2f}" for label, (_, y) in zip(labels, ends, strict=True)]
+    drawing.label_right(axes, ends, names, [kinds[label].colour for label in labels], 2.4)
+    return figure
+
+
 def changes(run: Run) -> list[float]:
     """How much of A moved since the round before."""
     return [moved(before, after) for (_, before), (_, after) in pairwise(run.matrices)]

@@ -78,6 +78,12 @@ PLOTS = (
         "them.",
     ),
     Plot(
+        "groups", figures.found_groups, "Groups found over the rounds",
+        "Adjusted Rand index between the planted groups and those of every method that has weights or clusters: 1 for "
+        "the same groups, 0 for chance. By weights, two clients are joined if each gives the other more than half of "
+        "an even share of what it gives to others; groups are what hangs together. Means over seeds.",
+    ),
+    Plot(
         "partition", figures.partition, "Who holds what",
         "Train samples per client and class{allocation}; area is number.",
     ),
@@ -135,6 +141,10 @@ class Section:
     @property
     def first(self) -> str:
         return first_of(self.score)
+
+    @property
+    def has_planted(self) -> bool:
+        return any(run.result.groups_found for run in self.scenario.runs)
 
     @property
     def has_malicious(self) -> bool:

@@ -367,6 +367,14 @@ def matrices(db: sqlite3.Connection, clients: int, round: int | None = None) -> 
             yield t + 1, np.frombuffer(blob, np.float32).reshape(clients, clients).astype(np.float64)
 
 
+def clusters(db: sqlite3.Connection, clients: int) -> Iterator[tuple[int, Floats]]:
+    """(round from 1, [M] the cluster of every client) where a method puts clients into some."""
+    named = "name = (SELECT value FROM meta WHERE key = 'clusters')"
+    for t, shape, blob in db.execute(f"SELECT round, shape, float32 FROM watched WHERE {named} ORDER BY round"):
+        if json.loads(shape) == [clients]:
+            yield t + 1, np.frombuffer(blob, np.float32).astype(np.float64)
+
+
 def weight_rows(db: sqlite3.Connection, clients: int, client: int) -> Iterator[tuple[int, Floats]]:
     """(round from 1, one client's row of A) without reading the others' rows."""
     query = f"SELECT round, shape, substr(float32, ?, ?) FROM watched WHERE {WEIGHTS} ORDER BY round"

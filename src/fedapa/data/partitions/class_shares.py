@@ -13,6 +13,7 @@ from fedapa.data.partitions import partition_math
 from fedapa.data.partitions.allocation import drawn
 from fedapa.data.partitions.partition import Partition
 from fedapa.data.partitions.partition_math import Floats
+from fedapa.data.partitions.planted import with_groups
 from fedapa.data.partitions.split_request import SplitRequest
 from fedapa.errors import InputError
 
@@ -41,7 +42,7 @@ def pathological(request: SplitRequest) -> Partition:
     def draw(rng: np.random.Generator, candidates: int) -> Floats:
         return partition_math.normalised(holders * rng.uniform(0.3, 0.7, (candidates, *holders.shape)))
 
-    return drawn(request, draw)
+    return with_groups(drawn(request, draw), holders.argmax(0) // per_client)
 
 
 def random_classes(request: SplitRequest) -> Partition:

@@ -3,12 +3,13 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.partitions.partition_math import Index
+from fedapa.data.partitions.sample_views import View, numbers, views_of
 from fedapa.errors import InputError
 
 
@@ -24,15 +25,21 @@ class Partition:
     def clients(self) -> int:
         return len(self.train)
 
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What every client does with its samples; where nobody does anything, views that change nothing."""
+        return views_of(self.rule, self.clients)
+
 
 def fingerprint(partition: Partition) -> str:
-    """16 hex digits that change with any index of any client, equal on every platform."""
-    return fingerprint_of(partition.train, partition.test)
+    """16 hex digits that change with any index and any view of any client, equal on every platform."""
+    return fingerprint_of(partition.train, partition.test, views=partition.views)
 
 
-def fingerprint_of(*parts: Sequence[Index]) -> str:
+def fingerprint_of(*parts: Sequence[Index], views: tuple[View, ...] = ()) -> str:
     digest = hashlib.sha256()
-    for part in parts:
+    seen = [np.array(row, np.int64) for row in numbers(views)]
+    for part in (*parts, seen) if seen else parts:
         digest.update(_little_endian([len(part), *lengths(part)]))
         for index in part:
             digest.update(_little_endian(index))
@@ -59,10 +66,14 @@ def label_counts(partition: Partition, y_train: npt.ArrayLike, y_test: npt.Array
     classes = 1 + max(int(y.max()) for y in labels)
     return LabelCounts(
         *(
-            np.stack([np.bincount(y[index], minlength=classes) for index in part])
+            np.stack([_counted(y[index], view, classes) for index, view in zip(part, partition.views, strict=True)])
             for y, part in zip(labels, (partition.train, partition.test), strict=True)
         )
     )
+
+
+def _counted(y: npt.NDArray[np.integer[Any]], view: View, classes: int) -> Index:
+    return np.bincount(view.label(y), minlength=classes)
 
 
 def check_fits(partition: Partition, n_train: int, n_test: int) -> None:

@@ -62,6 +62,13 @@ def floor_sizes(shares: Floats, counts: Index) -> Index:
     return np.floor(shares * counts[:, None]).astype(np.int64)
 
 
+def subset_of(codes: Index, share: float, rng: np.random.Generator) -> Index:
+    """A share of the samples of every class, rounded up, drawn at random; ascending."""
+    order = rng.permutation(codes.size)
+    chosen = [order[codes[order] == k] for k in np.unique(codes)]
+    return np.sort(np.concatenate([mine[: int(np.ceil(share * mine.size))] for mine in chosen]))
+
+
 def normalised(weights: Floats) -> Floats:
     """Weights of each class divided by their sum; a class that nobody holds keeps shares of 0."""
     total = weights.sum(-1, keepdims=True)

@@ -1,16 +1,28 @@
 """The list of partition rules, and `split`, which applies one of them by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.partitions.class_shares import dirichlet, pathological, random_classes
 from fedapa.data.partitions.equal_mix import iid, quantity
 from fedapa.data.partitions.partition import Partition
+from fedapa.data.partitions.partition_math import subset_of
+from fedapa.data.partitions.planted import (
+    nested_groups,
+    outlier,
+    overlapping_groups,
+    permuted_groups,
+    rotated_groups,
+    uneven_groups,
+)
 from fedapa.data.partitions.site_groups import by_group, number_of_groups
 from fedapa.data.partitions.split_request import (
     ALPHA,
+    GROUP_COUNT,
     MAX_REDRAWS,
     MIN_TEST,
     MIN_TRAIN,
@@ -41,6 +53,7 @@ _GROUPS = (
     *(parameter._replace(default=0) for parameter in _MINIMA),
 )
 _FEW = "few classes per client"
+_FOUR = GROUP_COUNT._replace(default=4)
 _ALL_RULES = (
     Rule("dirichlet", dirichlet, (ALPHA, *_DRAWN), "Dirichlet shares of every class (as in FedAPA)"),
     Rule(
@@ -52,6 +65,16 @@ _ALL_RULES = (
     Rule("random-classes", random_classes, (PER_CLIENT, *_DRAWN), f"{_FEW}, chosen at random (like pFedHN)"),
     Rule("iid", iid, _MINIMA, "equally many samples of every class for everybody"),
     Rule("quantity", quantity, (_SIZES, *_DRAWN), "the same mix of classes everywhere, Dirichlet sizes"),
+    Rule("uneven-groups", uneven_groups, (GROUP_COUNT, *_DRAWN), "groups of the same classes, of halving sizes"),
+    Rule(
+        "overlapping-groups", overlapping_groups, (GROUP_COUNT, *_DRAWN), "groups in a ring, neighbours share a class"
+    ),
+    Rule("nested-groups", nested_groups, (_FOUR, *_DRAWN), "groups two by two, with one class in common"),
+    Rule(
+        "rotated-groups", rotated_groups, (_FOUR, *_MINIMA), "iid, the images of every group turned by other quarters"
+    ),
+    Rule("permuted-groups", permuted_groups, (_FOUR, *_MINIMA), "iid, classes have other names in every group"),
+    Rule("outlier", outlier, _DRAWN, "one client has classes of its own, the others have the rest"),
     Rule(
         "by-group", by_group, _GROUPS, "one client per group of the rows, a site column for example", number_of_groups
     ),
@@ -65,9 +88,13 @@ def split(
     y_test: npt.ArrayLike,
     clients: int | None,
     seed: int = 0,
+    subset: float = 1.0,
     **params: Any,
 ) -> Partition:
-    """Split by the rule of this name (random_classes is read as random-classes)."""
+    """Split by the rule of this name (random_classes is read as random-classes).
+
+    ``subset`` deals only a share of the train samples of every class, drawn by the seed; the test set stays whole.
+    """
     chosen = _known(rule.replace("_", "-"), RULES, "partition rule")
     names = {parameter.name: parameter for parameter in chosen.parameters}
     for name in params:
@@ -77,8 +104,20 @@ def split(
         raise InputError(f"{chosen.name}: {' and '.join(absent)} must be given", hint="one value per sample")
     if clients is None and chosen.clients is not None:
         clients = chosen.clients(params)
+    kept = _kept(y_train, subset, seed)
+    y_train = y_train if kept is None else np.asarray(y_train)[kept]
     request = make_request(chosen.name, chosen.parameters, (y_train, y_test), clients, seed, params)
-    return chosen.partition(request)
+    made = chosen.partition(request)
+    if kept is None:
+        return made
+    return replace(made, train=tuple(kept[index] for index in made.train), rule={**made.rule, "subset": subset})
+
+
+def _kept(y_train: npt.ArrayLike, subset: float, seed: int) -> npt.NDArray[np.int64] | None:
+    """The train samples that are dealt, ascending; None for all."""
+    if not 0 < subset <= 1:
+        raise InputError(f"subset = {subset} is not a share of the train samples", hint="use a number up to 1")
+    return None if subset == 1 else subset_of(np.asarray(y_train), subset, np.random.default_rng([seed, 2]))
 
 
 def _known(name: str, known: Mapping[str, T], what: str) -> T:

@@ -25,6 +25,7 @@ SEED = Parameter("seed", int, None, 0, math.inf, "seed of the draw")
 # Below 0.001 shares are all or nothing, above a million they are all equal: nobody means that.
 ALPHA = Parameter("alpha", float, 0.1, 1e-3, 1e6, "concentration; small: every class at few clients")
 PER_CLIENT = Parameter("classes_per_client", int, 2, 1, math.inf, "number of classes at every client")
+GROUP_COUNT = Parameter("groups", int, 5, 2, math.inf, "number of planted groups")
 MIN_TRAIN = Parameter("min_train", int, 128, 0, math.inf, "train sets must be larger than this")
 MIN_TEST = Parameter("min_test", int, 2, 0, math.inf, "test sets must be larger than this")
 MAX_REDRAWS = Parameter("max_redraws", int, 20_000, 0, 1e9, "how often to draw again before giving up")
