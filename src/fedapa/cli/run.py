@@ -13,6 +13,7 @@ from fedapa.cli import ui
 @click.argument("config")
 @ui.config_options
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
+@ui.log_option
 @ui.comparison_option
 def command(
     config: str,
@@ -21,6 +22,7 @@ def command(
     changes: tuple[str, ...],
     data_dir: str | None,
     out: Path | None,
+    log: str | None,
     form: str,
 ) -> None:
     """Run every method of CONFIG (a file or a preset) for every seed, one folder each, and compare them.
@@ -29,7 +31,7 @@ def command(
     """
     from fedapa.cli import common
 
-    wanted = common.read(config, methods, seeds, changes, data_dir)
+    wanted = common.read(config, methods, seeds, changes, data_dir, log)
     out = out or common.default_out(config)
     common.execute_all(common.prepare(wanted, out), out, form)
     ui.say(f"runs are in {out}")

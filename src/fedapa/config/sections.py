@@ -70,6 +70,7 @@ class RunConfig(Section):
     mmap_above_mb: int = Field(2048, ge=0, description="larger tensors of the server are kept in memory-mapped files")
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
     engine: Engine = Field("auto", description="engine of the training steps")
+    log: list[str] = Field(default_factory=list, description="tensorboard, mlflow, wandb, or your own: file.py:Class")
 
 
 class Config(Section):
