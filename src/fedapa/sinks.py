@@ -101,7 +101,10 @@ def make_sink(name: str) -> Sink:
     if not is_own(name):
         hint = did_you_mean(name, SINKS, f"choose one of {', '.join(SINKS)}, or file.py:Class")
         raise InputError(f"there is no log called {name!r}", hint)
-    found: Sink = load_object(name, "log")()
+    made = load_object(name, "log")
+    if not isinstance(made, type):
+        raise InputError(f"log {name!r} is no class", "see fedapa.Sink: start, round, end")
+    found: Sink = made()
     if missing := [word for word in ("start", "round", "end") if not callable(getattr(found, word, None))]:
         raise InputError(f"log {name!r} has no function {missing[0]}", "see fedapa.Sink: start, round, end")
     return found
