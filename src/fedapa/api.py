@@ -7,7 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedapa import sinks
+from fedapa.config import fit_config
 from fedapa.config.load import check
+from fedapa.config.own_code import registered
+from fedapa.core.hyper_parameters import plain
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate, strata
 from fedapa.data.partitions import rules
@@ -36,7 +40,10 @@ def load(
     """A shipped data set, dealt to clients: ``load("cifar10", "dirichlet", 20, alpha=0.1)``."""
     dataset = sources.load(source, None if data_dir is None else Path(data_dir))
     split = rules.split(partition, *strata(dataset.y_train, dataset.y_test), clients, seed, **parameters)
-    return federate(dataset, split, validation, seed)
+    data = federate(dataset, split, validation, seed)
+    words = {"source": source, "partition": partition, "clients": clients, "seed": seed, "validation": validation}
+    folder = {} if data_dir is None else {"data_dir": str(Path(data_dir).absolute())}
+    return fit_config.loaded_by(data, {**words, **folder, **parameters})
 
 
 def from_files(
@@ -75,6 +82,7 @@ def fit(
     workers: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    log: str | Sequence[str] = (),
     **training: Any,
 ) -> Result:
     """Train one personalized model per client; keywords such as ``lr`` or ``epochs`` change the local training.
@@ -88,9 +96,15 @@ def fit(
 
     ``device`` is where clients compute: "cpu", "auto", "cuda", "cuda:1", "mps" or several by commas. ``validation`` is
     the share of every train set that is held out; data that have a validation set keep theirs.
+    With ``out``, the run is kept in that folder, and continued if it is there already. Where data, model and method
+    have names (``fa.load``, "lenet5", a shipped method or a class in a module), the folder gets a config, and
+    `fedapa resume`, `export` and `onboard` know it as one of their own.
+    ``log`` also writes every round to "tensorboard", "mlflow", "wandb" or "file.py:Class".
     """
     data = data.held_out(validation, seed)
     chosen = make(method) if isinstance(method, str) else method
+    model = registered(model, "models") if isinstance(model, str) else model
+    objective = registered(objective, "objectives") if isinstance(objective, str) else objective
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
@@ -99,11 +113,19 @@ def fit(
     data = data if aim is None else data.with_target(aim.target)
     task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim, device)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
-    folder = None if out is None else make_folder(Path(out))
-    meta = {"label": _label(chosen), "seed": str(seed), "rounds": str(rounds)}
+    folder, names = None if out is None else make_folder(Path(out)), [log] if isinstance(log, str) else list(log)
+    label = _label(chosen)
+    meta = {"label": label, "seed": str(seed), "rounds": str(rounds)}
     meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name}
     meta["config"] = _config_hash(chosen, task, plan)
-    return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=progress)
+    model_words = {"name": model, "head": head, "buffers": buffers}
+    if folder is not None:
+        aimed = objective if isinstance(objective, str) or objective is None else None
+        given = fit_config.Given(chosen, label, data, model_words, aimed, training, plan, engine, workers, names)
+        meta |= fit_config.keep(folder, given) if aimed is objective else {}
+    told = sinks.Started(f"{label}-seed{seed}", folder, sinks.flat({"method": plain(chosen), "training": training}))
+    with sinks.logging(names, told, task.objective.scores, progress) as hear:
+        return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=hear)
 
 
 def _config_hash(method: Method, task: Task, plan: Plan) -> str:

@@ -121,6 +121,27 @@ class Result:
             raise InputError("this run has no validation data", "load data with validation=0.1, or use the test data")
         return [summarise(scores[k], sums[:, 0], sums[:, 1]) for sums in known]
 
+    def __str__(self) -> str:
+        """What came out, in a few lines; ``fa.open(folder)`` prints methods beside each other."""
+        about = f"{self.task.clients} clients, {len(self.logs)} rounds, {self.task.engine} engine"
+        lines = [f"{type(self.method).__name__} ({about})"]
+        for k, score in enumerate(self.task.objective.scores):
+            words = [text for phase in ("before", "after") if (text := self._last(phase, k))]
+            lines += [f"  {score.name}: {', '.join(words)}"] if words else []
+        visits = sum(len(log.trained) for log in self.logs)
+        moved = sum(sum(log.down_bytes.values()) + sum(log.up_bytes.values()) for log in self.logs)
+        return "\n".join([*lines, f"  {moved / 1024 / max(visits, 1):.1f} KiB per client and round"])
+
+    def _last(self, phase: str, k: int) -> str:
+        """A score of the last evaluated round; the model that the method is evaluated by carries a star."""
+        score = self.task.objective.scores[k]
+        if not (found := self.curve(phase, score=score.name)):
+            return ""
+        star = "*" if phase == self.method.evaluated else ""
+        return (
+            f"{score.text(found[-1].pooled)}{star} {phase} local training (worst client {score.text(found[-1].worst)})"
+        )
+
 
 def _check_word(name: str, word: str, legal: tuple[str, ...]) -> None:
     if word not in legal:

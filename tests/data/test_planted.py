@@ -127,8 +127,8 @@ def test_views_are_in_the_fingerprint_and_in_the_table() -> None:
         ("permuted-groups", 3, {}, "4 groups of 3 clients"),
         ("outlier", 2, {}, "2 clients"),
         ("uneven-groups", 20, {"groups": 1}, "groups = 1 is not"),
-        ("iid", 20, {"subset": 0.0}, "subset = 0.0 is not a share"),
-        ("iid", 20, {"subset": 1.5}, "subset = 1.5 is not a share"),
+        ("iid", 20, {"train_share": 0.0}, "train_share = 0.0 is not a share"),
+        ("iid", 20, {"train_share": 1.5}, "train_share = 1.5 is not a share"),
     ],
 )
 def test_impossible_groups_are_refused(rule: str, clients: int, more: dict[str, float], message: str) -> None:
@@ -148,12 +148,12 @@ def test_views_that_a_data_set_cannot_have_are_refused() -> None:
 
 
 def test_a_subset_deals_a_share_of_every_class_and_leaves_the_test_set_whole() -> None:
-    made, whole = (split("iid", *TEN, 5, 1, subset=share, **FEW) for share in (0.1, 1.0))
+    made, whole = (split("iid", *TEN, 5, 1, train_share=share, **FEW) for share in (0.1, 1.0))
     assert label_counts(made, *TEN).train.sum(0).tolist() == [50] * 10
     assert label_counts(made, *TEN).test.sum(0).tolist() == label_counts(whole, *TEN).test.sum(0).tolist()
     drawn = np.sort(np.concatenate(made.train))
     assert drawn.max() > 2500  # not the first ones
-    other = np.sort(np.concatenate(split("iid", *TEN, 5, 2, subset=0.1, **FEW).train))
+    other = np.sort(np.concatenate(split("iid", *TEN, 5, 2, train_share=0.1, **FEW).train))
     assert not np.array_equal(drawn, other)
-    assert made.rule["subset"] == 0.1
-    assert "subset" not in whole.rule
+    assert made.rule["train_share"] == 0.1
+    assert "train_share" not in whole.rule

@@ -145,6 +145,7 @@ class Federation:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 def wait(ready: Callable[[], bool], seconds: float, pause: float = 0.2) -> None:

@@ -29,7 +29,7 @@ LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
 # Keys that do not change what is learned, or only where the numbers come from.
 ASIDE = {
     "data": ("data_dir", "seed"),
-    "run": ("workers", "engine", "checkpoint_every", "evaluate_every", "mmap_above_mb"),
+    "run": ("workers", "engine", "checkpoint_every", "evaluate_every", "mmap_above_mb", "log"),
 }
 
 

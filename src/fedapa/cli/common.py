@@ -30,13 +30,20 @@ class Interrupted(FedapaError):
     exit_code = 3
 
 
-def read(source: str, methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None) -> Config:
+def read(
+    source: str,
+    methods: str | None,
+    seeds: int | None,
+    changes: Iterable[str],
+    data_dir: str | None,
+    log: str | None = None,
+) -> Config:
     """A config with the command line's changes applied, validated as a whole."""
-    return load(source, changes_of(methods, seeds, changes, data_dir))
+    return load(source, changes_of(methods, seeds, changes, data_dir, log))
 
 
 def changes_of(
-    methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None
+    methods: str | None, seeds: int | None, changes: Iterable[str], data_dir: str | None, log: str | None = None
 ) -> list[str | Change]:
     """The command line's options as changes of a config."""
     extra: list[str | Change] = list(changes)
@@ -45,6 +52,8 @@ def changes_of(
         extra.append(Change(f"--method {methods}", ("methods",), names))
     if seeds is not None:
         extra.append(Change(f"--seeds {seeds}", ("seeds",), list(range(seeds))))
+    if log is not None:
+        extra.append(Change(f"--log {log}", ("run", "log"), [name.strip() for name in log.split(",") if name.strip()]))
     if data_dir is not None:
         extra.append(Change(f"--data-dir {data_dir}", ("data", "data_dir"), str(Path(data_dir).absolute())))
     return extra
@@ -64,6 +73,21 @@ def check_data(configs: Iterable[Config]) -> None:
         if (key := (config.data.source, config.data.data_dir, repr(config.sites))) not in seen:
             seen.add(key)
             load_data(config, config.seeds[0])
+
+
+def check_all(configs: Iterable[Config]) -> None:
+    """Everything that a run needs before its first round: data of every allocation, the model, every method."""
+    from fedapa.config.experiment import assemble, method_from, single
+    from fedapa.sinks import make_sink
+
+    for config in configs:
+        for name in config.run.log:
+            make_sink(name)
+        for seed in config.seeds:
+            assemble(single(config, config.methods[0], seed))
+        for method in config.methods:
+            method_from(config, method)
+            warn(config, method)
 
 
 def prepare(wanted: Config, out: Path) -> list[Path]:

@@ -145,7 +145,7 @@ def _site_row(client: Any, schema: Any) -> dict[str, Any]:
 @click.option("--alpha", type=float, help="Dirichlet concentration (dirichlet, quantity).")
 @click.option("--classes-per-client", type=int, help="Classes at every client (pathological, random-classes).")
 @click.option("--groups", type=int, help="Planted groups (uneven-groups, overlapping-groups, rotated-groups, ...).")
-@click.option("--subset", type=float, help="Share of the train samples that is dealt at all.")
+@click.option("--train-share", type=float, help="Share of the train samples that is dealt at all.")
 @click.option("--min-train", type=int, help="Train sets must be larger than this.")
 @click.option("--min-test", type=int, help="Test sets must be larger than this.")
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the data files.")

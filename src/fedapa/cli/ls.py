@@ -44,6 +44,7 @@ def command(kind: str | None, form: str) -> None:
 
 def _methods() -> list[dict[str, Any]]:
     from fedapa.methods.catalogue import METHODS
+    from fedapa.plugins import installed
 
     return [
         {
@@ -56,6 +57,18 @@ def _methods() -> list[dict[str, Any]]:
             "KiB/client/round": f"{e.kib:.1f}",
         }
         for name, e in METHODS.items()
+    ] + [
+        {
+            "name": name,
+            "method": where,
+            "year": "–",
+            "stays local": "–",
+            "down": "–",
+            "up": "–",
+            "KiB/client/round": "–",
+        }
+        for name, where in installed("methods").items()
+        if name not in METHODS
     ]
 
 
@@ -104,9 +117,12 @@ def _datasets() -> list[dict[str, Any]]:
 
 
 def _models() -> list[dict[str, Any]]:
+    from fedapa.plugins import installed
+
     return [
         {"name": "lenet5", "what": "LeNet-5 of the paper, square images from 16x16", "head": "84 features"},
         {"name": "cnn8", "what": "one convolution, for 8x8 digits", "head": "32 features"},
         {"name": "mlp", "what": "two hidden layers of 64, for tables and anything else", "head": "64 features"},
         {"name": "package.module:function", "what": "your own: (shape, classes) -> nn.Module", "head": "named"},
+        *({"name": name, "what": where, "head": "named"} for name, where in installed("models").items()),
     ]

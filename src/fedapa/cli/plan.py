@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +12,21 @@ import click
 from fedapa.cli import ui
 
 if TYPE_CHECKING:
+    from fedapa.config.experiment import Parts
+    from fedapa.config.sections import Config
     from fedapa.methods.privacy import Account
+
+SHOWN = 50  # clients in a table
+LEAST = 0.05  # seconds: less of the limit than this is not worth a measurement
 
 
 @click.command(short_help="Check a config and say what it will cost")
 @click.argument("config")
 @ui.config_options
-@click.option("--no-timing", is_flag=True, help="Skip the two warm-up rounds behind the time estimate.")
+@click.option(
+    "--limit", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds for the time estimate."
+)
+@click.option("--no-timing", is_flag=True, help="Train nothing, and say nothing about time.")
 @ui.format_option
 def command(
     config: str,
@@ -25,32 +34,23 @@ def command(
     seeds: int | None,
     changes: tuple[str, ...],
     data_dir: str | None,
+    limit: float,
     no_timing: bool,
     form: str,
 ) -> None:
     """Check CONFIG without running it: clients, bytes per client and round, time, memory, disk.
 
-    The time is estimated from two warm-up rounds of every method.
+    The time is estimated from a few batches of one client, within --limit seconds for all methods together. Bytes and
+    memory follow from shapes: nothing is allocated for them.
     """
-    import json
-
     from fedapa.cli import common
     from fedapa.config.experiment import attack_of, load_data
     from fedapa.data.inspect import table
-    from fedapa.methods.privacy import Account, told
+    from fedapa.methods.privacy import told
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     data = load_data(wanted, wanted.seeds[0])
-    with ui.progress() as bar:
-        one = bar.add_task("planning", total=len(wanted.methods), note="")
-        rows, accounts, doubts = list[dict[str, Any]](), dict[str, Account](), list[str]()
-        for name in wanted.methods:
-            bar.update(one, note=name)
-            row, account, doubt = _row(wanted, name, not no_timing)
-            rows.append(row)
-            accounts |= {} if account is None else {name: account}
-            doubts += [f"{name}: {line}" for line in doubt]
-            bar.advance(one)
+    rows, accounts, doubts = _planned(wanted, 0.0 if no_timing else limit)
     if accounts:
         rows = [row | {"epsilon": a.short() if (a := accounts.get(row["method"])) else None} for row in rows]
     clients, attack = table(data), attack_of(wanted, len(data.clients), wanted.seeds[0])
@@ -60,9 +60,11 @@ def command(
         found: dict[str, Any] = {"clients": clients, "methods": rows, "fingerprint": data.fingerprint}
         found |= {} if attack is None else {"attack": attack._asdict()}
         found |= {"privacy": told(accounts)} if accounts else {}
-        click.echo(json.dumps(found | ({"warnings": doubts} if accounts or doubts else {}), indent=2))
+        ui.dump(found | ({"warnings": doubts} if accounts or doubts else {}))
         return
-    ui.show(clients, form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
+    ui.show(clients[:SHOWN], form, title=f"{data.name}, seed {wanted.seeds[0]}, partition {data.fingerprint}")
+    if len(clients) > SHOWN:
+        click.echo(f"and {len(clients) - SHOWN:,} more clients; --format json has all")
     ui.show(rows, form, title=f"{wanted.run.rounds} rounds, seeds {', '.join(map(str, wanted.seeds))}")
     for line in told(accounts):
         click.echo(f"privacy: {line}")
@@ -70,52 +72,94 @@ def command(
         ui.say(f"warning: {line}")
     if not no_timing:
         total = sum(row["hours"] for row in rows)
-        ui.say(f"about {_clock(total * 3600)} for everything, estimated from two rounds of each method")
+        ui.say(f"about {_clock(total * 3600)} for everything, estimated from a few batches of one client")
 
 
-def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account | None, list[str]]:
-    """The cost of a method, its privacy account, and reasons why it may learn nothing."""
-    from fedapa.config.experiment import assemble, single
-    from fedapa.core.tree import count_bytes
+def _planned(wanted: Config, limit: float) -> tuple[list[dict[str, Any]], dict[str, Account], list[str]]:
+    """The cost of every method, its privacy account, and reasons why it may learn nothing."""
     from fedapa.methods.wrappers import account_of
-    from fedapa.simulation import doubts, wire_bytes
+    from fedapa.simulation import doubts
+
+    rows: list[dict[str, Any]] = []
+    accounts: dict[str, Account] = {}
+    warnings: list[str] = []
+    known: tuple[float, float] | None = None  # seconds of a round and the relative cost of a method that was timed
+    with ui.progress() as bar:
+        one = bar.add_task("planning", total=len(wanted.methods), note="")
+        for k, (name, parts) in enumerate(_all_parts(wanted)):
+            bar.update(one, note=name)
+            began = time.perf_counter()
+            row = _sizes(name, parts)
+            if limit > 0:
+                seconds = _seconds(parts, limit / (len(wanted.methods) - k), wanted.run.workers, known)
+                known, limit = (seconds, parts.method.relative_cost), max(limit - (time.perf_counter() - began), 1e-9)
+                hours = seconds * parts.plan.rounds * len(wanted.seeds) / 3600
+                row |= {"s/round": round(seconds, 2), "hours": round(hours, 3), "memory MB": _memory(row, parts)}
+            rows.append(row)
+            account = account_of(parts.method, parts.plan.rounds, simulated=True)
+            accounts |= {} if account is None else {name: account}
+            sample = parts.data.clients[0].train.x[0]
+            warnings += [f"{name}: {line}" for line in doubts(parts.method, parts.task, sample)]
+            bar.advance(one)
+    return rows, accounts, warnings
+
+
+def _all_parts(wanted: Config) -> Iterator[tuple[str, Parts]]:
+    """The parts of every method's run on the first seed; the model, which may be large, is built once."""
+    from dataclasses import replace
+
+    from fedapa.config.experiment import assemble, attack_of, load_data, method_from, single
+    from fedapa.config.load import training_of
+    from fedapa.methods.malicious import attacked
+
+    first, seed = wanted.methods[0], wanted.seeds[0]
+    parts = assemble(single(wanted, first, seed))
+    attack = attack_of(wanted, parts.task.clients, seed)
+    for name in wanted.methods:
+        method, data = method_from(wanted, name), load_data(wanted, seed)
+        if attack is not None:
+            method, data = attacked(method, data, attack)
+        task = replace(parts.task, training=training_of(wanted, name))
+        yield name, parts._replace(method=method, task=task, data=data)
+
+
+def _sizes(name: str, parts: Parts) -> dict[str, Any]:
+    from fedapa.sweep import estimate
     from fedapa.training.engines.choice import engine_note
 
-    method, task, data, plan = assemble(single(wanted, name, wanted.seeds[0]))
-    sample = data.clients[0].train.x[0]
-    down, up = wire_bytes(method, task, sample)
-    server, client = method.init(task, 0)
-    states = count_bytes(server) + task.clients * (count_bytes(client) + 4 * (task.P + task.Q))
-    row: dict[str, Any] = {
+    method, task, data, plan = parts
+    found = estimate.sizes(method, task, data.clients[0].train.x[0])
+    states = found.server + task.clients * (found.client + 4 * (task.P + task.Q))
+    return {
         "method": name,
-        "down KiB": round(down / 1024, 1),
-        "up KiB": round(up / 1024, 1),
-        "KiB/client/round": round((down + up) / 1024, 1),
+        "down KiB": round(found.down / 1024, 1),
+        "up KiB": round(found.up / 1024, 1),
+        "KiB/client/round": round((found.down + found.up) / 1024, 1),
         "state MB": round(states / 1e6, 1),
         "disk MB/run": round(2 * states / 1e6 + 0.001 * task.clients * plan.rounds * 0.1 + 0.1, 1),
         "engine": engine_note(task),
         "recipe": task.training.told(),
     }
-    if timing:
-        seconds = _seconds_per_round(method, task, data, plan)
-        row |= {
-            "s/round": round(seconds, 2),
-            "hours": round(seconds * plan.rounds * len(wanted.seeds) / 3600, 3),
-            "memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        }
-    return row, account_of(method, plan.rounds, simulated=True), doubts(method, task, sample)
 
 
-def _seconds_per_round(method: Any, task: Any, data: Any, plan: Any) -> float:
-    from dataclasses import replace
+def _seconds(parts: Parts, budget: float, workers: int, known: tuple[float, float] | None) -> float:
+    """Of a round; once the budget is spent, from the method before and what both say that they cost beside Local."""
+    from fedapa.rounds.transport import available_cores
+    from fedapa.sweep import estimate
 
-    from fedapa.simulation import simulate
+    method, task, data, plan = parts
+    if known is not None and budget < LEAST:
+        return known[0] * method.relative_cost / known[1]
+    found = estimate.seconds(method, task, data, budget)
+    return estimate.per_round(found, float(task.sizes.sum()), task.clients, plan, workers or available_cores())
 
-    ends: list[float] = []
-    short = replace(plan, rounds=min(2, plan.rounds))
-    begin = time.perf_counter()
-    simulate(method, task, data, short, progress=lambda log: ends.append(time.perf_counter()))
-    return ends[-1] - (ends[-2] if len(ends) > 1 else begin)
+
+def _memory(row: dict[str, Any], parts: Parts) -> int:
+    """What this process has now, the states, and the copies of a model that a training makes."""
+    from fedapa.rounds.transport import available_cores
+
+    copies = 5 * 4 * (parts.task.P + parts.task.Q) * available_cores()
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 + float(row["state MB"]) + copies / 1e6)
 
 
 def _clock(seconds: float) -> str:

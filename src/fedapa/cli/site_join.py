@@ -39,16 +39,24 @@ def key(folder: Path) -> None:
 )
 @click.option("--share", type=click.IntRange(0), help="Which part of a partitioned data set is this site's.")
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
+@click.option("--allow-method", "methods", multiple=True, metavar="FILE.py:CLASS", help="A method that runs may use.")
 @click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
 @click.option("--detach", is_flag=True, help="Run in the background; `site leave` ends it.")
 def join(
-    kit: Path, data: Path | None, share: int | None, models: tuple[str, ...], limits: tuple[str, ...], detach: bool
+    kit: Path,
+    data: Path | None,
+    share: int | None,
+    models: tuple[str, ...],
+    methods: tuple[str, ...],
+    limits: tuple[str, ...],
+    detach: bool,
 ) -> None:
     """Join the federation with the folder KIT: answer the coordinator, train here, keep this site's states here.
 
-    --data, --share, --allow-model and --limit are saved beside that folder, in KIT.settings.toml.
+    --data, --share, --allow-model, --allow-method and --limit are saved beside that folder, in KIT.settings.toml.
     """
     require_flower()
+    from fedapa import plugins
     from fedapa.errors import InputError
     from fedapa.federation import processes, site_settings
     from fedapa.federation.kit import read_kit
@@ -60,6 +68,7 @@ def join(
     site_settings.check_new_kit(kit)
     wanted = site_settings.read_settings(kit).with_limits(limits)
     given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None}
+    given["methods"] = [plugins.anchored(method, Path.cwd()) for method in methods] or None
     site_settings.write_settings(
         kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
     )

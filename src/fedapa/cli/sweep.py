@@ -28,7 +28,12 @@ from fedapa.cli import ui
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time; default one per core.")
 @ui.on_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
-@click.option("--dry-run", is_flag=True, help="List the runs and their expected time, and stop.")
+@ui.log_option
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check configs, data and methods, list the runs and their time, and stop.",
+)
 @ui.comparison_option
 def command(
     configs: tuple[str, ...],
@@ -41,6 +46,7 @@ def command(
     jobs: int | None,
     on: str,
     out: Path | None,
+    log: str | None,
     dry_run: bool,
     form: str,
 ) -> None:
@@ -62,11 +68,12 @@ def command(
     from fedapa.config.grid import load_scenarios
     from fedapa.sweep import runner
 
-    extra = common.changes_of(methods, seeds, changes, data_dir)
+    extra = common.changes_of(methods, seeds, changes, data_dir, log)
     scenarios = common.merged([load_scenarios(config, extra) for config in configs])
     out = out or common.default_out(configs[0])
     skip = runner.collected_runs(scenarios, files, only) if files else set()
     if dry_run:
+        common.check_all(runner.chosen(scenarios, only))
         ui.show(runner.outlook(scenarios, out, only, skip), "json" if form == "json" else "table")
         return
     common.check_writable(out)

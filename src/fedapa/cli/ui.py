@@ -70,10 +70,14 @@ def say(text: str) -> None:
 
 
 def progress() -> Progress:
-    """A bar with time left on a terminal; nothing at all in a pipe."""
+    """A bar with time left on a terminal; elsewhere a line every few seconds, once something takes that long."""
     from rich import progress as parts
     from rich.console import Console
 
+    from fedapa.cli.progress_lines import ProgressLines
+
+    if not sys.stderr.isatty():
+        return ProgressLines()
     text = parts.TextColumn
     return parts.Progress(
         text("{task.description}"),
@@ -84,8 +88,12 @@ def progress() -> Progress:
         parts.TimeRemainingColumn(),
         text("{task.fields[note]}"),
         console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     )
+
+
+log_option = click.option(
+    "--log", metavar="A,B", help="Also log to tensorboard, mlflow, wandb, or to your own file.py:Class."
+)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:

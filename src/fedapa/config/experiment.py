@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
+from fedapa import sinks
+from fedapa.config import own_code
 from fedapa.config.load import as_table, check, dump, settings_of, training_of
 from fedapa.config.sections import Config, DataConfig
 from fedapa.data import sources
@@ -44,7 +46,7 @@ from fedapa.training.task import Task
 ASIDE = {
     "data": ("data_dir",),
     "sites": ("schema_file",),
-    "run": ("workers", "engine", "device", "checkpoint_every", "mmap_above_mb"),
+    "run": ("workers", "engine", "device", "checkpoint_every", "mmap_above_mb", "log"),
 }
 
 
@@ -74,6 +76,10 @@ def run_names(config: Config) -> dict[str, tuple[str, int]]:
 def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """Create the run folders of a config before the first run starts, so that resume finds all of them."""
     config = anchored(config)
+    for name in run_names(config):  # a file that was changed is named, rather than a config that differs
+        if chosen(name) and (out / name / folders.CONFIG).exists():
+            kept = read_config(out / name)
+            own_code.check_code(kept, kept.methods[0])
     wanted = {out / name: dump(single(config, *one)) for name, one in run_names(config).items() if chosen(name)}
     for path, text in wanted.items():  # no folder is created if one of them is refused
         folders.check_free(path, text)
@@ -83,17 +89,20 @@ def lay_out(config: Config, out: Path, chosen: Callable[[str], bool] = lambda na
 
 
 def anchored(config: Config) -> Config:
-    """Paths made absolute, so that a run can be resumed from anywhere."""
+    """Paths made absolute and own code with its fingerprint, so that a run can be resumed from anywhere, as it was."""
     data, here = config.data, {}
     if data.data_dir is not None:
         here["data_dir"] = str(Path(data.data_dir).expanduser().absolute())
     if data.partition.endswith(".npz"):
         here["partition"] = str(Path(data.partition).expanduser().absolute())
-    return config.model_copy(update={"data": data.model_copy(update=here)})
+    return own_code.with_fingerprints(config.model_copy(update={"data": data.model_copy(update=here)}))
 
 
 def read_config(folder: Path) -> Config:
     path = folder / folders.CONFIG
+    if not path.exists() and (folder / "run.db").exists():
+        said = f"{folder} was made by fit() from Python objects: it has no config"
+        raise InputError(said, "fit(..., out=FOLDER) continues it; `fedapa compare` and `report` read it")
     try:
         text = path.read_text(encoding="utf-8")
         config = check(tomllib.loads(text), text, str(path))
@@ -129,6 +138,8 @@ def what_counts(config: Config) -> dict[str, Any]:
     if config.attack is not None:
         found["federation"] = {"max_growth": config.federation.max_growth}
     found = {name: table for name, table in found.items() if table}
+    if (code := config.method.get(config.methods[0], {}).get(own_code.CODE)) is not None:
+        found["code"] = code
     return {**found, "method": _changed(method_from(config, config.methods[0]))}
 
 
@@ -173,7 +184,8 @@ def plan_from(config: Config) -> Plan:
 
 
 def method_from(config: Config, name: str) -> Method:
-    """The method behind a name of this config, with its hyper-parameters."""
+    """The method behind a name of this config, with its hyper-parameters; own code must be that of the run."""
+    own_code.check_code(config, name)
     base, settings = settings_of(config, name)
     return make(base, **settings)
 
@@ -214,7 +226,9 @@ def execute(
     run = config.run
     workers = run.workers if workers is None else workers
     limits = None if attack is None else Limits(config.federation.max_growth)
-    return simulate(*parts, folder, meta, run.checkpoint_every, workers, progress, run.mmap_above_mb, limits)
+    told = sinks.Started(folder.name, folder, sinks.flat(as_table(config)))
+    with sinks.logging(run.log, told, parts.task.objective.scores, progress) as hear:
+        return simulate(*parts, folder, meta, run.checkpoint_every, workers, hear, run.mmap_above_mb, limits)
 
 
 def load_data(config: Config, seed: int) -> Federated:

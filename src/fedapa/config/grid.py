@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from fedapa.config.load import Change, apply, beside, check, parse
+from fedapa.config.load import Change, apply, checked, parse
 from fedapa.config.sections import Config
 from fedapa.errors import InputError
 
@@ -26,7 +26,7 @@ def load_scenarios(source: str, changes: Iterable[str | Change] = ()) -> dict[st
             raise InputError(f"{name}: {label!r} cannot name a scenario", hint)
         where = f"{name}, scenario {label}" if label else name
         merged = laid_over(deepcopy(raw), deepcopy(overlay))
-        found[label] = beside(check(merged, text if not label else "", where, apply(merged, changes)), source)
+        found[label] = checked(merged, text if not label else "", where, apply(merged, changes), source)
     return found
 
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedapa import plugins
-from fedapa.config import presets
+from fedapa.config import own_code, presets
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, did_you_mean
-from fedapa.methods.catalogue import METHODS, is_known, recipe_training
+from fedapa.methods.catalogue import METHODS, RESERVED, is_known, recipe_training
 from fedapa.training.settings import Training
 
 Path_ = tuple[str | int, ...]
@@ -40,7 +40,13 @@ def load(source: str, changes: Iterable[str | Change] = ()) -> Config:
     text, name, raw = parse(source)
     if "scenario" in raw:
         raise InputError(f"{name} has several scenarios", f"`fedapa sweep {source}` runs such a file")
-    return beside(check(raw, text, name, apply(raw, changes)), source)
+    return checked(raw, text, name, apply(raw, changes), source)
+
+
+def checked(raw: dict[str, Any], text: str, name: str, origin: Mapping[Path_, str], source: str) -> Config:
+    """The user's own config: files are looked for beside it, and own methods are imported to check their settings."""
+    own_code.resolve(raw, _folder(source))
+    return beside(check(raw, text, name, origin, with_own_code=True), source)
 
 
 def parse(source: str) -> tuple[str, str, dict[str, Any]]:
@@ -64,15 +70,24 @@ def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, s
     return origin
 
 
-def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: Mapping[Path_, str] = {}) -> Config:
-    """The validated config; an error points at the place of the first mistake."""
+def check(
+    raw: Mapping[str, Any],
+    text: str = "",
+    name: str = "config",
+    origin: Mapping[Path_, str] = {},
+    with_own_code: bool = False,
+) -> Config:
+    """The validated config; an error points at the place of the first mistake.
+
+    Code that the config names is not imported unless ``with_own_code``: a site checks what a coordinator sent.
+    """
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         path = tuple(step for step in first["loc"] if isinstance(step, str | int))
         raise _located(text, name, origin, path, *_explain(first, path)) from None
-    _check_methods(config, text, name, origin)
+    _check_methods(config, text, name, origin, with_own_code)
     _check_attack(config, text, name, origin)
     _check_objective(config, text, name, origin)
     if config.sites is not None and raw.get("data", {}).keys() - {"data_dir"}:
@@ -83,7 +98,7 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
 
 def beside(config: Config, source: str) -> Config:
     """Files of sites and of own code are looked for beside the config that names them."""
-    base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
+    base = _folder(source)
     model = config.model.model_copy(update={"name": plugins.anchored(config.model.name, base)})
     objective = config.objective.model_copy(update={"name": plugins.anchored(config.objective.name, base)})
     data = config.data.model_copy(update={"source": _source_beside(config.data.source, base)})
@@ -104,6 +119,10 @@ def _source_beside(source: str, base: Path) -> str:
     return str((beside if beside.is_file() else Path(source).expanduser()).absolute())
 
 
+def _folder(source: str) -> Path:
+    return Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
+
+
 def dump(config: Config) -> str:
     """The whole config as TOML, defaults included."""
     return tomli_w.dumps(as_table(config))
@@ -119,8 +138,8 @@ def as_table(config: Config) -> dict[str, Any]:
 
 def settings_of(config: Config, name: str) -> tuple[str, dict[str, Any]]:
     """The registered method behind a name of this config, and its hyper-parameters."""
-    given = {key: value for key, value in config.method.get(name, {}).items() if key != "training"}
-    return given.pop("base", name), given
+    table = config.method.get(name, {})
+    return table.get("base", name), {key: value for key, value in table.items() if key not in RESERVED}
 
 
 def training_of(config: Config, name: str) -> Training:
@@ -163,8 +182,8 @@ def _assign(raw: dict[str, Any], path: Path_, value: Any, said: str) -> None:
     here[str(path[-1])] = value
 
 
-def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, str]) -> None:
-    from fedapa.methods.catalogue import make
+def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, str], with_own_code: bool) -> None:
+    from fedapa.methods.catalogue import make, own_code
 
     known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
     for k, method in enumerate(config.methods):
@@ -178,15 +197,28 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
         base, settings = settings_of(config, method)
         path: Path_ = ("method", method)
         if not is_known(base):
-            hint = did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
             spot = (*path, "base") if method != base else path
-            raise _located(text, name, origin, spot, f"unknown method {base!r}", hint)
+            raise _located(text, name, origin, spot, *_unknown(base))
         _check_training(config, method, text, name, origin)
+        if own_code(base) is not None and not with_own_code:
+            continue
         try:
             make(base, **settings)
         except InputError as error:
             wrong = next((k for k in settings if repr(k) in error.message or f".{k} " in error.message), None)
             raise _located(text, name, origin, (*path, wrong) if wrong else path, error.message, error.hint) from None
+
+
+def _unknown(base: str) -> tuple[str, str]:
+    """What is wrong with the name of a method: of own code, that which follows it."""
+    from fedapa.methods.catalogue import entry, own_code
+
+    if own_code(base) is not None:
+        try:
+            entry(base)
+        except InputError as error:
+            return error.message, error.hint
+    return f"unknown method {base!r}", did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
 
 
 def _check_training(config: Config, method: str, text: str, name: str, origin: Mapping[Path_, str]) -> None:

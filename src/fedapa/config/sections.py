@@ -34,7 +34,7 @@ class DataConfig(Section):
         None, ge=1, description="classes at every client (pathological, random-classes)"
     )
     groups: int | None = Field(None, ge=2, description="number of planted groups (uneven-groups, rotated-groups, ...)")
-    subset: float | None = Field(None, gt=0, le=1, description="share of the train samples that is dealt at all")
+    train_share: float | None = Field(None, gt=0, le=1, description="share of the train samples that is dealt")
     seed: Seed | None = Field(None, description="seed of the partition; default: the run's own seed")
     min_train: int | None = Field(None, ge=0, description="train sets must be larger than this")
     min_test: int | None = Field(None, ge=0, description="test sets must be larger than this")
@@ -42,7 +42,7 @@ class DataConfig(Section):
     validation: float = Field(0.0, ge=0, lt=1, description="share of every train set held out to select a round")
 
     def rule_parameters(self) -> dict[str, Any]:
-        names = ("alpha", "classes_per_client", "groups", "subset", "min_train", "min_test", "max_redraws")
+        names = ("alpha", "classes_per_client", "groups", "train_share", "min_train", "min_test", "max_redraws")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
@@ -74,6 +74,7 @@ class RunConfig(Section):
     workers: int = Field(0, ge=0, description="clients trained side by side; 0: one per core")
     engine: Engine = Field("auto", description="engine of the training steps")
     device: str = Field("cpu", description="of the clients: auto, cpu, cuda, cuda:1, mps; several by commas, in turn")
+    log: list[str] = Field(default_factory=list, description="tensorboard, mlflow, wandb, or your own: file.py:Class")
 
 
 class Config(Section):

@@ -25,8 +25,9 @@ from fedapa.core.hyper_parameters import plain
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.errors import InputError
 from fedapa.federation.messages import Description, Refused, TrainReply
-from fedapa.methods.catalogue import make
+from fedapa.methods.catalogue import make, own_code
 from fedapa.methods.privacy import NOT_COVERED, Account
+from fedapa.plugins import fingerprint
 from fedapa.store.checkpoint import write_json
 
 FORMAT = "fedapa-wire-2"
@@ -75,6 +76,8 @@ def pinned(config: Config) -> dict[str, Any]:
     found["run"] = {key: value for key, value in found["run"].items() if key not in ASIDE["run"]}
     found["training"] = asdict(training_of(config, name))
     found["method"] = plain(make(base, **settings))
+    if (own := own_code(base)) is not None:  # another text under the same name is another method
+        found["method"]["code"] = fingerprint(own)
     return dict(_flat(json.loads(json.dumps(found))))
 
 

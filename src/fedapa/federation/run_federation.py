@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fedapa import sinks
 from fedapa.config.experiment import config_hash
 from fedapa.config.load import as_table
 from fedapa.config.sections import Config
@@ -71,17 +72,19 @@ def play_over(
     }
     rows = [enrolment.newcomer(found).row(i) for i, found in enumerate(described)]
     run = config.run
-    return play(
-        Context(method, task, transport, plan, expected),
-        begin,
-        rows,
-        folder,
-        meta,
-        run.checkpoint_every,
-        progress,
-        run.mmap_above_mb,
-        membership,
-    )
+    told = sinks.Started(folder.name, folder, sinks.flat(as_table(config)))
+    with sinks.logging(run.log, told, task.objective.scores, progress) as hear:
+        return play(
+            Context(method, task, transport, plan, expected),
+            begin,
+            rows,
+            folder,
+            meta,
+            run.checkpoint_every,
+            hear,
+            run.mmap_above_mb,
+            membership,
+        )
 
 
 def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, text: str) -> Agreement:

@@ -1,7 +1,8 @@
 """A site: its name, its data, its states. Everything that a request makes a site do happens here.
 
 A site runs the code that is installed at it and no other. What a request may choose is a method, its numbers within the
-site's limits, and one of the models that are built in or that the site itself allowed. It names no files here.
+site's limits, and one of the models and methods that are built in or that the site itself allowed. It names no files
+here: a method in a file is run from the site's own copy, which must be the file that the run was begun with.
 Where the site has a wire.json, the request must ask for exactly what that says. Errors are sent to
 the coordinator without rows, columns and folders; ``Site.reason`` has the full text, for the site's log.
 """
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedapa.config.experiment import load_data, method_from, objective_of, plan_from, task_from
-from fedapa.config.load import check, load, training_of
+from fedapa.config.load import check, load, settings_of, training_of
+from fedapa.config.own_code import check_code
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import ClientData, Federated, target_sums
@@ -38,8 +40,9 @@ from fedapa.federation.messages import (
     plain,
 )
 from fedapa.federation.releases import Releases
-from fedapa.federation.site_settings import Limited, SiteLimits, read_settings
+from fedapa.federation.site_settings import Limited, SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
+from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
 from fedapa.plugins import is_own
@@ -53,6 +56,7 @@ from fedapa.training.task import Task
 
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 SALT = "salt"
+NEW_COPY = "every site needs a copy of the coordinator's file"
 Share = Callable[[Config], Federated]  # the site's own data, as a federation of one
 
 
@@ -64,8 +68,9 @@ class Agreed(NamedTuple):
     plan: Plan
 
 
-def agree(terms: Terms) -> Agreed:
-    config = read_config(terms.config)
+def agree(terms: Terms, config: Config | None = None) -> Agreed:
+    """By the config of the terms, or by a site's own reading of it, which names the site's own copies of code."""
+    config = read_config(terms.config) if config is None else config
     config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})  # the devices are ours
     (name,) = config.methods
     target = (terms.target[0], terms.target[1]) if terms.target else (0.0, 1.0)
@@ -143,6 +148,7 @@ class Site:
     store: Store
     share: Share
     models: frozenset[str] = frozenset()  # beyond the built-in ones: package.module:function
+    methods: frozenset[str] = frozenset()  # beyond the built-in ones: file.py:Class
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
     reason: str = ""  # the last fault in full; it does not leave the site
@@ -157,7 +163,8 @@ class Site:
         note = partial(audit_log.append, folder)
         listed = (Path(own.data).parent if own.data else folder) / WIRE
         allowed = manifest.read(listed) if listed.is_file() else None
-        return cls(kit.name, Store(folder / "states"), share, frozenset(own.models), allowed, own.limits, note=note)
+        models, methods = frozenset(own.models), frozenset(own.methods)
+        return cls(kit.name, Store(folder / "states"), share, models, methods, allowed, own.limits, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; an error becomes the description's fault."""
@@ -251,14 +258,15 @@ class Site:
 
     def _agree(self, terms: Terms, client: int) -> tuple[Agreed, ClientData]:
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
-            data = self._data(self._checked(terms.config))
+            config = self._checked(terms.config)
+            data = self._data(config)
             if terms.names[client] != self.name or terms.sizes[client] != len(data.clients[0].train.y):
                 raise Disclosed("the run knows this site by another number or size; its data changed since it began")
             mine = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
             if mine != (terms.classes, terms.shape, terms.mean, terms.std):
                 raise Disclosed("the run expects samples of another format than this site has")
             with _in_words():
-                found = agree(terms)
+                found = agree(terms, config)
             self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
             self._agreed = {terms.run: (terms, found, data.clients[0])}
         _, agreed, mine_ = self._agreed[terms.run]
@@ -269,8 +277,8 @@ class Site:
             raise Disclosed(f"this is {self.name}, not {site[:80]}")
 
     def _checked(self, text: str) -> Config:
-        """The run's config, once it asks for nothing that the site did not agree to. A model or an objective by name is
-        code: only what the site has allowed is imported."""
+        """The run's config, once it asks for nothing that the site did not agree to. A model, an objective or a method
+        by name is code: only what the site has allowed is imported."""
         with _in_words():
             config = read_config(text)
         augment = training_of(config, config.methods[0]).augment
@@ -279,8 +287,26 @@ class Site:
             if is_own(name) and name not in self.models:
                 hint = "the site can allow it: fedapa site join KIT --allow-model"
                 raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)
+        config = self._with_own_method(config)
         if self.wire is not None:
             manifest.check_terms(self.wire, config)
+        return config
+
+    def _with_own_method(self, config: Config) -> Config:
+        """The same config with the site's own copy of a method that is not built in."""
+        (name,) = config.methods
+        if (asked := own_code(base := settings_of(config, name)[0])) is None:
+            return config
+        if (mine := own_copy(asked, self.methods)) is None:
+            hint = "the site can allow it: fedapa site join KIT --allow-method FILE.py:CLASS"
+            raise Refused(f"the method {asked[-80:]} is not allowed at {self.name}", hint)
+        given = {"base": mine + base.removeprefix(taken_apart(base).method)}
+        config = config.model_copy(update={"method": {name: config.method.get(name, {}) | given}})
+        try:
+            check_code(config, name)
+        except InputError as error:  # in full, it names a folder of the site
+            raise Refused(f"{asked[-80:]} at {self.name} is not the file that the run began with", NEW_COPY) from error
+        method_from(config, name)  # an error of its code is for the site's log
         return config
 
     def _data(self, config: Config) -> Federated:

@@ -60,6 +60,7 @@ class SiteSettings(BaseModel):
     data: str = Field("", description="a config at the site whose [data] or [sites] counts, instead of the run's")
     share: int | None = Field(None, ge=0, description="which share of the data, instead of the kit's")
     models: list[str] = Field(default_factory=list, description="package.module:function that runs may use")
+    methods: list[str] = Field(default_factory=list, description="file.py:Class at this site that runs may use")
     limits: SiteLimits = SiteLimits()
 
     def with_limits(self, changes: Iterable[str]) -> SiteSettings:
@@ -67,6 +68,23 @@ class SiteSettings(BaseModel):
         pairs = dict(_pair(change) for change in changes)
         limits = _validated(SiteLimits, {**self.limits.model_dump(), **pairs}, "--limit")
         return self.model_copy(update={"limits": limits})
+
+
+def own_copy(wanted: str, allowed: Iterable[str]) -> str | None:
+    """The allowed code that a run's name for it means; None where there is none.
+
+    A run names a file by its path at the coordinator. The site's own copy has the same file name, and lives elsewhere.
+    """
+    if wanted in (allowed := list(allowed)):
+        return wanted
+    place, _, name = wanted.rpartition(":")
+    alike = [one for one in allowed if place.endswith(".py") and _file_and_name(one) == (Path(place).name, name)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _file_and_name(code: str) -> tuple[str, str]:
+    place, _, name = code.rpartition(":")
+    return Path(place).name, name
 
 
 def settings_path(kit: Path) -> Path:

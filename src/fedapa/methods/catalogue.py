@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapa.errors import InputError, did_you_mean
 from fedapa.methods import recipes
+from fedapa.plugins import installed, is_own, load_object
 
 if TYPE_CHECKING:
     from fedapa.methods.method import Method
@@ -126,6 +128,10 @@ WRAPPERS = {
 }
 
 
+AS_CODED = "what its code says"  # of the user's own methods
+RESERVED = ("base", "code", "training")  # keys of [method.NAME] that are no hyper-parameters
+
+
 class Name(NamedTuple):
     """METHOD[@RECIPE][+WRAPPER...], taken apart."""
 
@@ -135,9 +141,18 @@ class Name(NamedTuple):
 
 
 def taken_apart(name: str) -> Name:
-    base, *wrappers = name.split("+")
+    place, colon, rest = name.rpartition(":")  # the path of a file may hold any sign
+    base, *wrappers = rest.split("+")
     method, _, named = base.partition("@")
-    return Name(method, named or recipes.COMMON, tuple(wrappers))
+    return Name(f"{place}{colon}{method}", named or recipes.COMMON, tuple(wrappers))
+
+
+def own_code(name: str) -> str | None:
+    """Where a method that is not shipped comes from, file.py:Class or package.module:Class; None for all others."""
+    method = taken_apart(name).method
+    if is_own(method) or method in METHODS:
+        return method if is_own(method) else None
+    return installed("methods").get(method)
 
 
 def is_known(name: str) -> bool:
@@ -156,6 +171,10 @@ def entry(name: str) -> Entry:
         raise InputError(f"unknown wrapper {unknown[0]!r}", f"choose one of {', '.join(WRAPPERS)}")
     if named not in (recipes.COMMON, recipes.AUTHORS):
         raise InputError(f"unknown recipe {named!r}", f"choose one of {recipes.COMMON}, {recipes.AUTHORS}")
+    if (own := own_code(name)) is not None:
+        if named != recipes.COMMON:
+            raise InputError(f"{method} has no recipe {named!r}", "shipped methods have: `fedapa ls recipes`")
+        return Entry(own.rpartition(":")[2], own, 0, AS_CODED, AS_CODED, AS_CODED, "", 0.0)
     if method not in METHODS:
         hint = did_you_mean(method, METHODS, f"choose one of {', '.join(METHODS)}")
         raise InputError(f"unknown method {method!r}", hint)
@@ -170,8 +189,25 @@ def recipe_training(name: str) -> Mapping[str, Any]:
 
 def method_class(name: str) -> type[Method]:
     """The class behind a name."""
+    if (own := own_code(name)) is not None:
+        entry(name)  # its wrappers are known
+        return _own_class(own)
     module, _, attribute = entry(name).where.partition(":")
     found: type[Method] = getattr(importlib.import_module(f"fedapa.methods.{module}"), attribute)
+    return found
+
+
+def _own_class(where: str) -> type[Method]:
+    from fedapa.methods.method import Method
+
+    found = load_object(where, "method")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise InputError(f"method {where!r} is not a subclass of Method", "derive it from fedapa.Method")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise InputError(f"method {where!r} lacks {missing}", "a method is six functions: docs/add-a-method.md")
+    if taken := [key for key in RESERVED if key in found.__dataclass_fields__]:
+        raise InputError(f"method {where!r} has a hyper-parameter {taken[0]!r}", "that key of a config means another")
     return found
 
 
@@ -188,7 +224,10 @@ def make(name: str, **settings: Any) -> Method:
         if key not in legal:
             hint = did_you_mean(key, legal, f"it has: {', '.join(legal) or 'none'}")
             raise InputError(f"{name} has no hyper-parameter {key!r}", hint)
-    method: Method = cls(**{**METHODS[name].preset, **recipes.recipe(name, named).settings, **settings})
+    try:
+        method: Method = cls(**{**entry(name).preset, **recipes.recipe(name, named).settings, **settings})
+    except TypeError as error:
+        raise InputError(f"{name} cannot be made: {error}", "give every hyper-parameter a default") from error
     for wrapper in around:
         method = wrapper(method, **{key: value for key, value in outer.items() if key in _own(wrapper)})
     return method

@@ -51,6 +51,10 @@ class Ditto(Method):
         search="log:0.01..10",
     )
 
+    @property
+    def relative_cost(self) -> float:
+        return 2.1
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"omega": task.join(theta, phi)}, {"theta": theta, "phi": phi}

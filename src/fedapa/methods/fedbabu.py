@@ -41,6 +41,10 @@ class FedBABU(Method):
     tune_epochs: int = hyper(5, "epochs of fine-tuning for use", 0, source="authors' code", search="1,2,5,10")
     tuned: Literal["model", "head"] = hyper("model", "what is fine-tuned", source="authors' code")
 
+    @property
+    def relative_cost(self) -> float:
+        return 1 + self.tune_epochs / 2  # fine-tuning beside two epochs
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"theta": theta}, {"theta": theta, "phi": phi, "common": phi.clone()}

@@ -76,6 +76,10 @@ class FedEM(Method):
     def needs_classes(self) -> bool:
         return True  # a mixture of answers is a mixture of distributions over classes
 
+    @property
+    def relative_cost(self) -> float:
+        return self.components * 7 / 6  # every component trained, and scored once in two epochs
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         models, even = starts(task, seed, self.components), torch.full((self.components,), 1 / self.components)
         return {"omega": shared_part(models, self.shared)}, {**models, "pi": even, "prior": even}

@@ -89,6 +89,10 @@ class FedFomo(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 1 + self.offers * self.holdout / 6  # every offer scored on held-out samples
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         client, M = {"theta": theta, "phi": phi}, task.clients

@@ -51,6 +51,10 @@ class FedGH(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def relative_cost(self) -> float:
+        return 1.1
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"phi": phi[: task.model.phi_trainable].clone()}, {"theta": theta, "phi": phi}

@@ -56,6 +56,10 @@ class FedProto(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def relative_cost(self) -> float:
+        return 1.5
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none, nobody = torch.zeros(task.classes, task.d), torch.zeros(task.classes)

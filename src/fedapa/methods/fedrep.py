@@ -47,6 +47,10 @@ class FedRep(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 3.0
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"theta": theta}, {"theta": theta, "phi": phi}

@@ -67,6 +67,10 @@ class IFCA(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 1 + self.clusters / 6  # every cluster scored once in two epochs
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         models = starts(task, seed, self.clusters)
         omega, choice = shared_part(models, self.shared), torch.zeros(task.clients, dtype=torch.int64)

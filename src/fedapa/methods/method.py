@@ -121,6 +121,15 @@ class Method(ABC):
         return "after"
 
     @property
+    def relative_cost(self) -> float:
+        """Time of a client's training beside Local's, about, by which a sweep orders and expects its runs.
+
+        Measured for CIFAR-10, LeNet-5 and the native engine where it is a bare number; else counted in passes, forward
+        and back as 1 and forward alone as 1/3, at two epochs.
+        """
+        return 1.0
+
+    @property
     def needs_classes(self) -> bool:
         """Whether it learns something per class, such as prototypes: then it cannot predict numbers."""
         return False

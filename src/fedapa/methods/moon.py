@@ -52,6 +52,10 @@ class MOON(Method):
     def evaluated(self) -> When:
         return "after" if self.fine_tune else "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 5 / 3  # two models more, forward only
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}

@@ -59,6 +59,10 @@ class PerFedAvg(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 1.0 if self.split else 2.0  # two passes over half a batch each, or over all of it
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}

@@ -80,6 +80,10 @@ class PFedHN(Method):
     def schedule(self) -> Schedule:
         return self.order
 
+    @property
+    def relative_cost(self) -> float:
+        return 1.3
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         self._refuse_buffers(task)
         theta, phi = task.init(seed)

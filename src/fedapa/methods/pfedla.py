@@ -61,6 +61,10 @@ class PFedLA(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def relative_cost(self) -> float:
+        return 1.2
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         random, sizes = stream(seed, "hypernetwork"), self._sizes(task)

@@ -61,6 +61,10 @@ class PFedMe(Method):
     used: Literal["personal", "local"] = hyper("personal", "the model in use: v_i (paper) or w_i (public codes)")
     shared: Shared = hyper("model", SHARED)
 
+    @property
+    def relative_cost(self) -> float:
+        return float(self.inner_steps)  # a pass for every inner step
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}

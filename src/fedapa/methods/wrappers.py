@@ -81,6 +81,10 @@ class Wrapped(Method):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return self.inner.predict(task, client, x)
 
+    @property
+    def relative_cost(self) -> float:
+        return self.inner.relative_cost
+
     def phase(self, down: Tree) -> int:
         return self.inner.phase(down)
 

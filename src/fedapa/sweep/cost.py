@@ -11,22 +11,8 @@ from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.data.sources import source
 from fedapa.errors import InputError
+from fedapa.methods.catalogue import make
 
-# Seconds of a round beside Local's: CIFAR-10, LeNet-5, 20 clients, native engine, one core.
-ROUND = {
-    "fedphp": 3.4,
-    "apple": 2.6,
-    "pfedhn": 1.3,
-    "pfedhn-pc": 1.3,
-    "fedpac": 1.9,
-    "dbe": 1.9,
-    "fedproto": 1.5,
-    "fedgh": 1.1,
-    "pfedla": 1.2,
-    "ditto": 2.1,
-    "fedrep": 3.0,
-    "fedala": 1.4,
-}
 SECONDS_PER_PIXEL = 2.6e-8  # of training, forward and back, a guess for a small convolutional network
 
 
@@ -39,10 +25,10 @@ class Kind(NamedTuple):
 
 def guess(config: Config, method: str) -> float:
     """Seconds on one core."""
-    base, _ = settings_of(config, method)
+    base, settings = settings_of(config, method)
     share = sum(config.run.participation) / 2
     work = config.run.rounds * training_of(config, method).epochs * share * _pixels(config.data.source)
-    return ROUND.get(base, 1.0) * work * SECONDS_PER_PIXEL
+    return make(base, **settings).relative_cost * work * SECONDS_PER_PIXEL
 
 
 def expected(guesses: Mapping[str, tuple[Kind, float]], known: Sequence[Mapping[str, Any]]) -> dict[str, float]:

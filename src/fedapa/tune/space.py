@@ -187,7 +187,8 @@ def _check_legal(config: Config, name: str, space: Space) -> None:
         for value in dimension.values if isinstance(dimension, Choices) else dimension[:2]:
             said = f"the search space of {name}, {key}={dimension}"
             own = {name: table(config, name, {key: value})}
-            check({"methods": [name], "method": own, "training": asdict(config.training)}, name=said)
+            whole = {"methods": [name], "method": own, "training": asdict(config.training)}
+            check(whole, name=said, with_own_code=True)
 
 
 def table(config: Config, name: str, settings: Settings) -> dict[str, Any]:

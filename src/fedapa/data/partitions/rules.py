@@ -88,12 +88,12 @@ def split(
     y_test: npt.ArrayLike,
     clients: int | None,
     seed: int = 0,
-    subset: float = 1.0,
+    train_share: float = 1.0,
     **params: Any,
 ) -> Partition:
     """Split by the rule of this name (random_classes is read as random-classes).
 
-    ``subset`` deals only a share of the train samples of every class, drawn by the seed; the test set stays whole.
+    ``train_share`` deals only a share of the train samples of every class, drawn by the seed; the test set stays whole.
     """
     chosen = _known(rule.replace("_", "-"), RULES, "partition rule")
     names = {parameter.name: parameter for parameter in chosen.parameters}
@@ -104,20 +104,24 @@ def split(
         raise InputError(f"{chosen.name}: {' and '.join(absent)} must be given", hint="one value per sample")
     if clients is None and chosen.clients is not None:
         clients = chosen.clients(params)
-    kept = _kept(y_train, subset, seed)
+    kept = _kept(y_train, train_share, seed)
     y_train = y_train if kept is None else np.asarray(y_train)[kept]
     request = make_request(chosen.name, chosen.parameters, (y_train, y_test), clients, seed, params)
     made = chosen.partition(request)
     if kept is None:
         return made
-    return replace(made, train=tuple(kept[index] for index in made.train), rule={**made.rule, "subset": subset})
+    return replace(
+        made, train=tuple(kept[index] for index in made.train), rule={**made.rule, "train_share": train_share}
+    )
 
 
-def _kept(y_train: npt.ArrayLike, subset: float, seed: int) -> npt.NDArray[np.int64] | None:
+def _kept(y_train: npt.ArrayLike, train_share: float, seed: int) -> npt.NDArray[np.int64] | None:
     """The train samples that are dealt, ascending; None for all."""
-    if not 0 < subset <= 1:
-        raise InputError(f"subset = {subset} is not a share of the train samples", hint="use a number up to 1")
-    return None if subset == 1 else subset_of(np.asarray(y_train), subset, np.random.default_rng([seed, 2]))
+    if not 0 < train_share <= 1:
+        raise InputError(
+            f"train_share = {train_share} is not a share of the train samples", hint="use a number up to 1"
+        )
+    return None if train_share == 1 else subset_of(np.asarray(y_train), train_share, np.random.default_rng([seed, 2]))
 
 
 def _known(name: str, known: Mapping[str, T], what: str) -> T:
