@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedapa.data.site_description import Sites
+from fedapa.data.site_layout import Layout
 from fedapa.methods.attack import AttackSettings
 from fedapa.rounds.round_plan import EvaluateEvery, Participation, Plan, Rounds, RunSchedule
 from fedapa.rounds.site_policy import SitePolicy
@@ -24,7 +25,7 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("digits", description="data set: see `fedapa ls datasets`")
+    source: str = Field("digits", description="data set: see `fedapa ls datasets`; own: every real site's own data")
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
     partition: str = Field("dirichlet", description="partition rule, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")
@@ -79,6 +80,7 @@ class Config(Section):
     seeds: Annotated[list[Seed], AfterValidator(distinct)] = Field(default_factory=lambda: [0], min_length=1)
     data: DataConfig = DataConfig()
     sites: Sites | None = None
+    layout: Layout | None = None
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     training: Training = Training()

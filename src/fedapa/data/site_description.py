@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictFloat, StrictInt
 
 from fedapa.data.missing import MISSING
+from fedapa.data.site_layout import Range
 from fedapa.toml_table import TABLE, Texts
 
 SplitRule = Literal["stratified", "group", "time"]
@@ -92,4 +93,10 @@ class Sites:
         Literal["together", "keep", "refuse"],
         Field(description="equal rows: on one side of the split, wherever they fall, or an error"),
     ] = "together"
+    units: Annotated[Mapping[str, str], Field(description='of columns, which sites compare: { age = "years" }')] = (
+        field(default_factory=dict)
+    )
+    target_range: Annotated[
+        Range | None, Field(description="[lowest, highest] number that a label may be, for sites to agree on")
+    ] = None
     schema_file: Annotated[str | None, Field(description="agreed schema.json of a federation")] = None

@@ -13,6 +13,7 @@ from fedapa.config.experiment import load_own, method_from, single, task_from
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
+from fedapa.data import agreement
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import InputError
 from fedapa.federation import manifest
@@ -64,7 +65,7 @@ def dry_run(
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
     terms = manifest.pinned(single(config, method, seed))
-    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms)
+    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms, agreement.fingerprint(schema))
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
     measures = measures_of(task.objective)
     scores = {measure.name: measure.own(y, p) for measure in measures}

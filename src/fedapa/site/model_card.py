@@ -32,6 +32,7 @@ class Facts(NamedTuple):
     settings: str = ""  # of the training behind all scores
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
+    verdict: str = ""  # whether joining helped, on this very split
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
@@ -95,6 +96,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
             lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
+    if not facts.own:
+        return "## Score on rows never trained on\n\nNot known: the rows of the run are no longer there."
     own = ", ".join(score_text(measure, facts.own[measure.name]) for measure in facts.measures)
     tested = sum(facts.tested_on)
     enough = tested >= statistics.FEWEST_ROWS
@@ -102,6 +105,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if exact else "95 % bootstrap intervals"
     how = how if enough else "too few for an interval"
     lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
+    if facts.verdict:
+        lines += ["", f"**Verdict: {facts.verdict}.**"]
     return "\n".join(lines)
 
 
