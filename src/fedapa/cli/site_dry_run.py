@@ -78,7 +78,8 @@ def _show(found: Any, form: str) -> None:
     for line in found.wire["once"]:
         click.echo(f"leaves once: {line}")
     for when, fields in found.wire["said"].items():
-        click.echo(f"said {when}: {', '.join(dict.fromkeys(fields.values()))}")
+        click.echo(f"said {when}: {'; '.join(dict.fromkeys(fields.values()))}")
+    click.echo("stays here: rows, cells, states, models, scores per row, and the audit log")
     for line in found.privacy:
         click.echo(f"privacy: {line}")
     for line in found.warnings:

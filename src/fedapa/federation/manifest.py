@@ -60,12 +60,22 @@ SAID = {
     "seconds": "how long the visit took",
     "train_seconds": "how long training took",
 }
+# What the connection itself tells; the coordinator's audit log keeps some of it.
+CONNECTION = {
+    "key": "the site's public key, by which Flower knows it",
+    "address": "the network address that it connects from",
+    "heartbeat": "when it is online, by a sign of life every few seconds",
+    "messages": "when every message is fetched and answered, and how large it is",
+}
 
 
 def said() -> dict[str, dict[str, str]]:
     """The fields that this version sends beside the tensors, and when."""
     when = {"once": Description, "every round": TrainReply}
-    return {word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()}
+    return {
+        **{word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()},
+        "while joined": dict(CONNECTION),
+    }
 
 
 def pinned(config: Config) -> dict[str, Any]:

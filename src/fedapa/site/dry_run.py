@@ -30,6 +30,9 @@ from fedapa.simulation import doubts, simulate
 from fedapa.site.measures import Measure, measures_of
 from fedapa.training.task import Task
 
+LAYOUT = (
+    "a hash of names, kinds, units and codes of {} columns and of the classes; no name, unless you send a schema.json"
+)
 TARGET = "count, sum and sum of squares of the target over the train rows"
 
 
@@ -58,8 +61,8 @@ def dry_run(
     exchanges = _messages(played, task, client, i, seed)
     assert config.sites is not None
     schema = own.schemas[i]
-    once = [f"names of {len(schema.columns)} columns and {len(schema.inputs)} inputs", "number of train rows"]
-    once += [f"class names: {', '.join(schema.class_names)}" if schema.classes else TARGET]
+    once = [LAYOUT.format(len(schema.columns)), "numbers of train, test and validation rows"]
+    once += [f"which classes are among them: {', '.join(schema.class_names)}" if schema.classes else TARGET]
     if config.sites.scaling == "federated":
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")

@@ -113,7 +113,7 @@ def deliver_kit(
     )
     folder = _write(out / "site-model", kept, schema, method, state, write_card(facts, schema, scored))
     own = facts._replace(
-        method="local", title="training alone", up="–", stays="–", own={m.name: m.own(y, mine) for m in measures}
+        method="local", title="training alone", sent=False, own={m.name: m.own(y, mine) for m in measures}
     )
     _write(out / "alone-model", kept, schema, LocalOnly(), alone, write_card(own, schema, scored[:1]))
     if rows.held_out is not None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
+from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
 from fedapa.site.measures import AUC, Measure
@@ -32,6 +33,7 @@ class Facts(NamedTuple):
     settings: str = ""  # of the training behind all scores
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
+    sent: bool = True  # something left the site for it
     verdict: str = ""  # whether joining helped, on this very split
 
 
@@ -146,15 +148,24 @@ def _weights(facts: Facts) -> str:
     return "\n".join([*lines, *(f"| {name} | {weight:.3f} |" for name, weight in ordered)])
 
 
+def told() -> list[tuple[str, list[str]]]:
+    """What a site of a real federation tells beside its tensors, and when."""
+    words = {"once": "once per run", "every round": "in every round", "while joined": "while the site was joined"}
+    return [(words[when], list(dict.fromkeys(fields.values()))) for when, fields in manifest.said().items()]
+
+
 def _privacy(facts: Facts) -> str:
+    if not facts.sent:
+        return "## Privacy\n\n- Nothing left the site for this model."
     lines = [
         "## Privacy",
         "",
         f"- Left the site in every round: {facts.up} (θ: the parameters of the feature extractor, φ: of the last layer,"
         f" ω: both, n: the number of train rows). Stayed: the rows{_and(facts.stays)}."
         if facts.up != "–"
-        else "- Nothing left the site.",
-        "- Left the site once: names of columns and levels, number of train rows.",
+        else "- No tensor left the site.",
+        *(f"- Also left {when}: {'; '.join(what)}." for when, what in told()),
+        "- The audit log, the states and this folder stay at the site.",
         "- Parameters can leak facts about the rows they were trained on (membership, sometimes more). Nothing here"
         " hides them from the server."
         if not facts.privacy

@@ -130,7 +130,7 @@ def onboard(
         facts._replace(own=scores["onboarded"]),
     )
     alone = facts._replace(
-        method="local", title="training alone", up="–", stays="–", own=scores["alone"], weights={}, flaw="", privacy=()
+        method="local", title="training alone", sent=False, own=scores["alone"], weights={}, flaw="", privacy=()
     )
     _write(out / "alone-model", config, parts, own, task, models["alone"][1], ("local", {}), alone)
     checkpoint.write(out / "checkpoints", grown)

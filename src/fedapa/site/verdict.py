@@ -24,8 +24,8 @@ class Verdict(NamedTuple):
 
 
 def judge(measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joined: Floats, what: str) -> Verdict:
-    """By the AUC where there is one, else by the first measure that has a value; ``what`` names the joined model."""
-    ordered = sorted(measures, key=lambda measure: measure != AUC)
+    """By the AUC of two classes, else by the first measure that has a value; ``what`` names the joined model."""
+    ordered = sorted(measures, key=lambda measure: measure != AUC) if alone.shape[1] == 2 else list(measures)
     values = [(m, m.of(y, alone), m.of(y, joined)) for m in ordered]
     known = [(m, a, b) for m, a, b in values if a is not None and b is not None]
     if not known:
