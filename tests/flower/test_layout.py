@@ -41,7 +41,17 @@ def proposed(folder: Path, fedapa: Call, *words: str) -> Path:
     """The first site's schema, and the coordinator's config made of it."""
     assert fedapa("site", "schema", folder / "north" / "site.toml", "--out", folder / "schema.json").code == 0
     out = folder / "fed.toml"
-    options = ("--method", "fedapa", "--set", "run.rounds=2", "--set", "run.engine=torch", *words)
+    options = (
+        "--method",
+        "fedapa",
+        "--set",
+        "run.rounds=3",
+        "--set",
+        "training.lr=0.1",
+        "--set",
+        "run.engine=torch",
+        *words,
+    )
     made = fedapa("coordinator", "new-config", folder / "schema.json", "--out", out, *options)
     assert made.code == 0, made.err
     return out
@@ -159,9 +169,9 @@ def test_a_site_that_differs_is_turned_away(agreed: Path, header: str, change, n
 
 def test_without_a_layout_the_first_site_proposes_its_own(agreed: Path) -> None:
     """Sites with equal layouts run; a site with another code is not mixed with them by luck of equal shapes."""
-    bare = (agreed / "fed.toml").read_text().partition("[layout]")[0]
-    rest = (agreed / "fed.toml").read_text().partition("[federation]")[2]
-    (agreed / "bare.toml").write_text(f"{bare}[federation]{rest}")
+    bare = (agreed / "fed.toml").read_text().partition("\n[layout]\n")[0]
+    rest = (agreed / "fed.toml").read_text().partition("\n[federation]\n")[2]
+    (agreed / "bare.toml").write_text(f"{bare}\n[federation]\n{rest}")
     assert load(str(agreed / "bare.toml")).layout is None
     spoil(agreed, "patient,age,marker,ward,outcome", lambda line: line.replace(",A,", ",C,"))
     with pytest.raises(RunError, match="north and south have other columns or classes") as error:
@@ -228,7 +238,7 @@ def test_over_tls_turned_away_then_corrected_killed_and_delivered(tmp_path: Path
     finally:
         made.close()
     run = tmp_path / "second" / "fedapa-seed0"
-    assert checkpoint.newest(run / "checkpoints").state.round == 2
+    assert checkpoint.newest(run / "checkpoints").state.round == 3
     agreed = json.loads((run / "federation.json").read_text())["terms"]
     (tmp_path / "second").rename(tmp_path / "gone")
     (tmp_path / "coordinator").rename(tmp_path / "gone too")
@@ -263,4 +273,4 @@ def test_many_rows_of_another_site_do_not_matter(agreed: Path) -> None:
     write_hospital(agreed / "south.csv", 44, 2)
     spoil(agreed, "patient,age,marker,ward,outcome", lambda line: line.replace(",B,", ",A,").replace(",,", ",50,"))
     run = play(agreed)
-    assert checkpoint.newest(run / "checkpoints").state.round == 2
+    assert checkpoint.newest(run / "checkpoints").state.round == 3

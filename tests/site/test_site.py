@@ -527,7 +527,8 @@ def test_the_verdict_names_the_better_model() -> None:
     from fedapa.site.verdict import judge
 
     y = np.array([0, 1] * 20)
-    right, wrong = np.eye(2)[y], np.eye(2)[1 - y]
+    flip = np.arange(40) % 9 == 0  # a few errors: without any, redrawn rows do not differ
+    right, wrong = np.eye(2)[np.where(flip, 1 - y, y)], np.eye(2)[np.where(flip, y, 1 - y)]
     unsure = np.full((40, 2), 0.5)
     worse = judge([ACCURACY, AUC], y, right, wrong, "onboarded")
     assert (worse.use, worse.measure) == ("alone", AUC)
@@ -538,8 +539,9 @@ def test_the_verdict_names_the_better_model() -> None:
     assert (equal.use, "no gain is shown" in equal.text) == ("alone", True)
     one = judge([ACCURACY, AUC], y[:1], right[:1], wrong[:1], "onboarded")
     assert (one.use, one.gain.low, one.measure) == ("alone", None, ACCURACY)  # a single row has no AUC
+    assert worse.gain.low is not None
+    assert worse.gain.low < worse.gain.mean < (worse.gain.high or 0) < 0
     some = right.copy()
-    some[:3] = wrong[:3]
-    small = judge([ACCURACY], y, some, some[::-1].copy(), "onboarded")
-    assert small.gain.low is not None
-    assert small.gain.low <= small.gain.mean <= (small.gain.high or 0)
+    some[1] = [0.6, 0.4]
+    ahead = judge([ACCURACY], y, some, right, "onboarded")
+    assert (ahead.use, "by less than chance" in ahead.text) == ("joined", True)  # one row more is no proof
