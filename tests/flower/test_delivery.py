@@ -87,7 +87,8 @@ def test_the_model_at_the_site_is_the_one_of_the_run(done: Path, tmp_path: Path,
     kit = shutil.copytree(done / "kits" / "south", tmp_path / "south")
     shutil.copy(done / "kits" / "south.settings.toml", tmp_path)
     run = site_result.runs_of(Store(kit / "states"))[k]
-    found = deliver_kit(kit, tmp_path / "out", run[:8])
+    found = deliver_kit(kit, tmp_path / "out", run[:8] if k else method)
+    assert found.run == run
     assert (found.method, found.rounds, found.notes) == (method, (3, 3), [])
     state, p = simulated(done, method, 1)
     model = read_model(found.folder)
@@ -132,7 +133,7 @@ def test_the_commands_export_and_predict(done: Path, fedapa: Call, tmp_path: Pat
     predicted = fedapa("predict", tmp_path / "out", done / "north.csv")  # the folder above site-model/ will do
     assert (predicted.code, predicted.out.splitlines()[0]) == (0, "line,outcome,p(fine),p(ill)")
     wrong = fedapa("site", "export", kit, "--run", "zz")
-    assert (wrong.code, "0 runs of north begin with 'zz'" in wrong.err) == (2, True)
+    assert (wrong.code, "0 runs of north are called 'zz'" in wrong.err) == (2, True)
     for words in (
         ("export", done / "coordinator" / "fedapa", "--client", "north"),
         ("onboard", done / "coordinator" / "fedapa", done / "north.csv"),

@@ -198,6 +198,7 @@ def test_a_run_on_own_data_needs_some(agreed: Path) -> None:
 def test_the_new_config_says_what_it_is(agreed: Path, fedapa: Call) -> None:
     config = load(str(agreed / "fed.toml"))
     assert (config.data.source, config.layout.label, config.methods) == ("own", "outcome", ["fedapa"])
+    assert config.run.checkpoint_every == 1
     assert [column.name for column in config.layout.columns] == ["age", "marker", "ward"]
     again = fedapa("coordinator", "new-config", agreed / "schema.json", "--out", agreed / "fed.toml")
     assert (again.code, "exists" in again.err) == (2, True)

@@ -12,7 +12,9 @@ from fedapa.cli.coordinator import require_flower
 
 @click.command(short_help="Make this site's model from its own states")
 @click.argument("kit", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--run", metavar="ID", help="Which run, by the beginning of its id; default: the last one answered.")
+@click.option(
+    "--run", metavar="METHOD|ID", help="Which run, by its method or the beginning of its id; default: the last."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default the kit itself.")
 @click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx (needs the extra 'onnx').")

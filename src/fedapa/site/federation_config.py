@@ -30,6 +30,7 @@ def federation_config(source: str, methods: str | None, changes: Sequence[str], 
         settings["objective"]["name"] = settings["objective"]["name"].replace("auto", "regression")
     raw = {**settings, "data": {"source": OWN}, "layout": _table(layout_of(schema))}
     raw["federation"] = {"min_sites": sites or 2}
+    raw["run"] = {**raw["run"], "checkpoint_every": 1}  # a round of real sites is not played twice
     extra = [] if methods is None else [Change(f"--method {methods}", ("methods",), methods.split(","))]
     apply(raw, [*changes, *extra])
     text = tomli_w.dumps(raw)

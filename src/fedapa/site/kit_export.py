@@ -102,7 +102,7 @@ def deliver_kit(
     flaw = flaw_of(client, predictions(method, task, state, client.train.x), p, schema.class_names)
     refuse(site.name, flaw, anyway)
     measures, y = measures_of(task.objective), client.test.y.numpy()
-    verdict = judge(measures, y, mine, p, "federation's")
+    verdict = judge(measures, y, mine, p, "joined")
     share = len(y) / (len(y) + len(client.train.y))
     scored = [
         Scored(name, plan.seed, site.name, len(y), share, {m.name: m.of(y, found) for m in measures})
@@ -124,19 +124,33 @@ def deliver_kit(
 
 
 def read_kept(site: Site, run: str | None) -> Kept:
-    """What the site has of a run, by the beginning of its id; by default of the last one that it answered."""
-    known = site_result.runs_of(site.store)
-    if not known:
-        raise InputError(f"{site.name} has no model yet", "it has one after its first answered round of a run")
-    chosen = [name for name in known if name.startswith(run or "")]
-    if not chosen or (run and len(chosen) > 1):
-        raise InputError(f"{len(chosen)} runs of {site.name} begin with {run!r}", f"runs: {', '.join(known)}")
-    about, use = site_result.read_about(site.store, chosen[0]), site_result.read_use(site.store, chosen[0])
+    """What the site has of a run; by default of the last one that it answered."""
+    chosen = choose_run(site, run)
+    about, use = site_result.read_about(site.store, chosen), site_result.read_use(site.store, chosen)
     config, agreed = read_config(about.terms.config), agree(about.terms)
     if use.rounds == 0:
         return Kept(about, use, config, agreed, agreed.method.init(agreed.task, agreed.plan.seed)[1], {})
-    record = site.store.load(chosen[0], use.rounds, use.digest)
+    record = site.store.load(chosen, use.rounds, use.digest)
     return Kept(about, use, config, agreed, record.state, record.memory)
+
+
+def choose_run(site: Site, wanted: str | None) -> str:
+    """The last answered run, or the last of a method, or the one whose id begins so."""
+    known = site_result.runs_of(site.store)
+    if not known:
+        raise InputError(f"{site.name} has no model yet", "it has one after its first answered round of a run")
+    if wanted is None:
+        return known[0]
+    methods = {name: _method_of(site, name) for name in known}
+    found = [name for name in known if methods[name] == wanted][:1] or [n for n in known if n.startswith(wanted)]
+    if len(found) != 1:
+        listed = ", ".join(f"{name} ({method})" for name, method in methods.items())
+        raise InputError(f"{len(found)} runs of {site.name} are called {wanted!r}", f"runs: {listed}")
+    return found[0]
+
+
+def _method_of(site: Site, run: str) -> str:
+    return read_config(site_result.read_about(site.store, run).terms.config).methods[0]
 
 
 def rows_of(site: Site, kept: Kept) -> Rows | None:
