@@ -11,7 +11,7 @@ from fleet import Direct
 from flwr.common.serde import recorddict_to_proto
 
 from command import Call
-from fedapa.config.experiment import lay_out, read_config
+from fedapa.config.experiment import _load_own, lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
@@ -275,3 +275,28 @@ def test_many_rows_of_another_site_do_not_matter(agreed: Path) -> None:
     spoil(agreed, "patient,age,marker,ward,outcome", lambda line: line.replace(",B,", ",A,").replace(",,", ",50,"))
     run = play(agreed)
     assert checkpoint.newest(run / "checkpoints").state.round == 3
+
+
+def test_numbers_are_agreed_on_and_delivered(tmp_path: Path, fedapa: Call) -> None:
+    """Sites that predict the marker: outside of the agreed range nobody takes part."""
+    write_hospitals(tmp_path)
+    describe(tmp_path)
+    for k, name in enumerate(NAMES):
+        words = SITE.format(name).replace('"outcome"', '"marker"') + "target_range = [-9.0, 9.0]\n"
+        (tmp_path / name / "site.toml").write_text(f'{words}[objective]\nname = "regression"\n')
+        (tmp_path / "kits" / name).mkdir(parents=True)
+        write_kit(tmp_path / "kits" / name, Kit(name, "nowhere:1", k))
+        write_settings(tmp_path / "kits" / name, SiteSettings(data=str(tmp_path / name / "site.toml")))
+    config = load(str(proposed(tmp_path, fedapa)))
+    assert (config.objective.name, config.layout.target_range) == ("regression", (-9.0, 9.0))
+    play(tmp_path)
+    found = deliver_kit(tmp_path / "kits" / "south", tmp_path / "out", anyway=True)
+    assert read_model(found.folder).predict(tmp_path / "south.csv")[0].shape == (44, 1)
+    header, first, *rest = (tmp_path / "north.csv").read_text().splitlines()
+    cells = first.split(",")
+    (tmp_path / "north.csv").write_text("\n".join([header, ",".join([*cells[:2], "900", *cells[3:]]), *rest]) + "\n")
+    _load_own.cache_clear()
+    (tmp_path / "runs" / "fedapa-seed0").rename(tmp_path / "first")
+    with pytest.raises(RunError, match="not those of the agreed layout"):
+        play(tmp_path)
+    assert "900, are outside of -9 to 9" in site_status.read(tmp_path / "kits" / "north")["fault"]
