@@ -70,6 +70,12 @@ class Sites:
     ] = None
     drop: Annotated[Texts, Field(description="columns to leave out")] = ()
     categories: Annotated[Texts, Field(description="columns whose numbers are codes")] = ()
+    units: Annotated[Mapping[str, str], Field(description='of columns, which sites compare: { age = "years" }')] = (
+        field(default_factory=dict)
+    )
+    target_range: Annotated[
+        Range | None, Field(description="[lowest, highest] number that a label may be, for sites to agree on")
+    ] = None
     missing: Annotated[Texts, Field(description="texts that mean a missing value")] = MISSING
     missing_values: Annotated[Values, Field(description="more of them for one column: { chol = [0] }")] = field(
         default_factory=dict
@@ -93,10 +99,4 @@ class Sites:
         Literal["together", "keep", "refuse"],
         Field(description="equal rows: on one side of the split, wherever they fall, or an error"),
     ] = "together"
-    units: Annotated[Mapping[str, str], Field(description='of columns, which sites compare: { age = "years" }')] = (
-        field(default_factory=dict)
-    )
-    target_range: Annotated[
-        Range | None, Field(description="[lowest, highest] number that a label may be, for sites to agree on")
-    ] = None
     schema_file: Annotated[str | None, Field(description="agreed schema.json of a federation")] = None

@@ -13,13 +13,6 @@ from fedapa.data.profile import Profile, profile
 from fedapa.data.site_description import Sites
 from fedapa.data.tables import read_table
 
-SETTINGS: dict[str, Any] = {  # that suit small tables
-    "methods": ["local", "fedavg", "fedper", "fedapa"],
-    "model": {"name": "mlp"},
-    "training": {"lr": 0.01, "batch": 16, "drop_last": False, "keep_momentum": False},
-    "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 20},
-}
-
 
 def inspected(path: Path, sites: Sites) -> Profile:
     """A table as it stands in its file."""
@@ -44,7 +37,14 @@ def config_text(sites: Sites, folder: Path, said: str, notes: Sequence[str]) -> 
         if value != getattr(usual, key) and value is not None:
             own[key] = _plain(value)
     own["files"] = {name: _beside(file, folder) for name, file in sites.files.items()}
-    content = {"methods": SETTINGS["methods"], "seeds": list(range(10)), "sites": own, **SETTINGS}
+    content: dict[str, Any] = {
+        "methods": ["local", "fedavg", "fedper", "fedapa"],
+        "seeds": list(range(10)),
+        "sites": own,
+        "model": {"name": "mlp"},
+        "training": {"lr": 0.01, "batch": 16, "drop_last": False, "keep_momentum": False},
+        "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 20},
+    }
     comments = [f"# Written by: {said}", *(f"# note: {note}" for note in notes)]
     return "\n".join(comments) + "\n" + re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", _on_one_line, tomli_w.dumps(content))
 

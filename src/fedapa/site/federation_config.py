@@ -17,8 +17,13 @@ from fedapa.data.schema import Schema, read_schema
 from fedapa.data.site_layout import Layout
 from fedapa.data.sources import OWN
 from fedapa.errors import InputError
-from fedapa.site.describe import SETTINGS
 
+SETTINGS: dict[str, Any] = {  # that suit small tables
+    "methods": ["local", "fedavg", "fedper", "fedapa"],
+    "model": {"name": "mlp"},
+    "training": {"lr": 0.02, "batch": 16, "drop_last": False, "keep_momentum": False},
+    "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5},
+}
 SECTIONS = ("model", "objective", "training", "run", "method")
 
 

@@ -30,9 +30,9 @@ from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
-from fedapa.site.alone import train_alone
 from fedapa.site.export_models import counts_of, flaw_of, prediction_text, refuse, settings_text, table_text
 from fedapa.site.export_models import schema_of_samples as of_samples
+from fedapa.site.local_training import train_alone
 from fedapa.site.measures import measures_of
 from fedapa.site.model_card import Facts, write_card
 from fedapa.site.silo_scores import Scored

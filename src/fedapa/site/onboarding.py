@@ -34,7 +34,6 @@ from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, mixing_weights
 from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Record, Request, visit
-from fedapa.site.alone import train_alone
 from fedapa.site.export_models import (
     check_simulated,
     counts_of,
@@ -44,6 +43,7 @@ from fedapa.site.export_models import (
     refuse,
     sites_of,
 )
+from fedapa.site.local_training import train_alone
 from fedapa.site.measures import Measure, measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.site_model import write_model
