@@ -30,9 +30,9 @@ class Facts(NamedTuple):
     weights: Mapping[str, float]  # A_i by site; empty where the method has none
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
+    settings: str = ""  # of the training behind all scores
     sent: bool = True  # something left the site for it
     verdict: str = ""  # whether joining helped, on this very split
-    settings: str = ""  # of the training behind all scores
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
 
