@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("digits", description="data set: see `fedapa ls datasets`; own: every real site's own data")
+    source: str = Field("digits", description="data set: see `fedapa ls datasets`")
     data_dir: str | None = Field(None, description="folder of the data files; default FEDAPA_DATA or ~/.cache/fedapa")
     partition: str = Field("dirichlet", description="partition rule, or a saved partition (.npz)")
     clients: int = Field(20, ge=1, description="number of clients")

@@ -39,6 +39,7 @@ def _named_file(config: Config) -> str | None:
         "sites.schema_file": sites is not None and sites.schema_file is not None,
         "data.data_dir": data.data_dir is not None,
         "data.partition": data.partition.endswith(".npz"),
+        "data.source": data.source.endswith(".npz"),
     }
     return next((key for key, is_named in named.items() if is_named), None)
 
