@@ -399,7 +399,7 @@ SAID = {
     "test": "numbers of train, test and validation rows", "validation": "numbers of train, test and validation rows",
     "classes": "names of columns and classes", "shape": "shape, type and scaling", "dtype": "shape, type and scaling",
     "mean": "shape, type and scaling", "std": "shape, type and scaling", "labels": "which classes it has",
-    "fingerprint": None, "native": None, "target": "of targets that are numbers",
+    "fingerprint": None, "native": None, "target": "of targets that are numbers", "layout": "or a hash of them",
 }  # fmt: skip
 
 

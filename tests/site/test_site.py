@@ -127,16 +127,23 @@ def test_export_by_name_and_number(done: Path, fedapa: Call, tmp_path: Path) -> 
     assert (wrong.code, wrong.err.splitlines()[1]) == (2, "hint: clients: north, south")
 
 
-def test_onnx_says_the_same(done: Path, fedapa: Call, tmp_path: Path) -> None:
+def test_onnx_says_of_raw_rows_what_predict_says(done: Path, fedapa: Call, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is an extra")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs what was written")
     assert fedapa("export", done / "out" / "fedapa-seed0", "--client", "0", "--out", tmp_path, "--onnx").code == 0
-    model = read_model(tmp_path / "site-model")
+    (tmp_path / "new.csv").write_text("age,marker,ward\n40,2.5,A\n,-1,B\n71.25,0.125,C\n33,,\n")
+    p, _, _ = read_model(tmp_path / "site-model").predict(tmp_path / "new.csv")
     session = runtime.InferenceSession(str(tmp_path / "site-model" / "model.onnx"))
-    x = np.random.default_rng(0).normal(size=(7, len(model.schema.inputs))).astype(np.float32)
-    with torch.no_grad():
-        mine = torch.softmax(model.method.predict(model.task, model.state, torch.tensor(x)), 1).numpy()
-    np.testing.assert_allclose(session.run(None, {"inputs": x})[0], mine, atol=1e-5)
+    assert [one.name for one in session.get_inputs()] == ["age", "marker", "ward"]
+    nan = float("nan")
+    rows = {
+        "age": np.array([[40.0], [nan], [71.25], [33.0]]),
+        "marker": np.array([[2.5], [-1.0], [0.125], [nan]]),
+        "ward": np.array([["A"], ["B"], ["C"], [""]], dtype=object),
+    }
+    np.testing.assert_allclose(session.run(None, rows)[0], p, atol=1e-6)
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["classes"]) == ["fine", "ill"]
 
 
 def test_a_site_model_that_was_changed(done: Path, fedapa: Call, tmp_path: Path) -> None:
@@ -469,7 +476,72 @@ def test_onboarding_leaves_the_others_alone(done: Path, fedapa: Call, tmp_path: 
     assert torch.equal(new.state.server["A"][:2, :2], old.state.server["A"])
     assert [torch.equal(new.records[i].state["phi"], old.records[i].state["phi"]) for i in (0, 1)] == [True, True]
     assert fedapa("predict", "joined/site-model", "west.csv").code == 0
+    assert found["verdict"]["use"] in ("alone", "joined")
+    assert "verdict" in (tmp_path / "joined" / "site-model" / "MODEL_CARD.md").read_text().lower()
+    assert fedapa("predict", "joined/alone-model", "west.csv").code == 0
     again = fedapa("onboard", run, "west.csv", "--name", "north")
     assert (again.code, "there is a client called 'north' already" in again.err) == (2, True)
     assert "west.csv does not exist" not in again.err
     assert fedapa("onboard", run, "gone.csv").code == 2
+
+
+@pytest.mark.parametrize("name", ["../../../evil", "..", ".", "a/b", "a\\b", "/etc", "evil\nname", "", "-rf", "x" * 64])
+def test_a_newcomer_cannot_be_named_out_of_its_folder(name: str) -> None:
+    from fedapa.site.onboarding import check_client_name
+
+    with pytest.raises(InputError, match="cannot name a client"):
+        check_client_name(name)
+
+
+def test_an_evil_newcomer_is_refused_by_the_command(done: Path, fedapa: Call, tmp_path: Path) -> None:
+    write_hospital(tmp_path / "west.csv", 40, 3)
+    answer = fedapa("onboard", done / "out" / "fedapa-seed0", "west.csv", "--name", "../../../evil")
+    assert (answer.code, "cannot name a client" in answer.err) == (2, True)
+    assert not (done / "out" / "fedapa-seed0" / "joined").exists()
+
+
+def test_names_of_clients_lead_nowhere_else() -> None:
+    from fedapa.site.export_models import folder_names
+
+    assert folder_names(["../../evil", "north", "a/b", "..", "."]) == ["-..-evil", "north", "a-b", "site-3", "site-4"]
+
+
+def test_predictions_hold_no_formulas() -> None:
+    from fedapa.data.schema import Schema
+    from fedapa.site.export_models import prediction_text
+
+    names = ["=cmd|' /C calc'!A0", "-1", "+x", "@sum(a)", "\tx"]
+    classes = {"=1+1": ("=1+1",), "-2": ("-2",)}
+    rows = list(
+        csv.reader(io.StringIO(prediction_text(names, Schema((), "=label", classes), np.eye(2)[[0, 1, 0, 1, 0]])))
+    )
+    assert rows[0][:2] == ["line", "'=label"]
+    assert [row[0] for row in rows[1:]] == ["'=cmd|' /C calc'!A0", "-1", "'+x", "'@sum(a)", "'\tx"]  # -1 is a number
+    assert [row[1] for row in rows[1:3]] == ["'=1+1", "-2"]
+    numbers = prediction_text(["2"], Schema((), "y", {}), np.array([[-0.5]]))
+    assert numbers == "line,y\n2,-0.5\n"
+
+
+def test_the_verdict_names_the_better_model() -> None:
+    from fedapa.site.measures import ACCURACY, AUC
+    from fedapa.site.verdict import judge
+
+    y = np.array([0, 1] * 20)
+    flip = np.arange(40) % 9 == 0  # a few errors: without any, redrawn rows do not differ
+    right, wrong = np.eye(2)[np.where(flip, 1 - y, y)], np.eye(2)[np.where(flip, y, 1 - y)]
+    unsure = np.full((40, 2), 0.5)
+    worse = judge([ACCURACY, AUC], y, right, wrong, "onboarded")
+    assert (worse.use, worse.measure) == ("alone", AUC)
+    assert "the model trained alone is better: use that one" in worse.text
+    better = judge([ACCURACY, AUC], y, wrong, right, "onboarded")
+    assert (better.use, "is better than the one trained alone" in better.text) == ("joined", True)
+    equal = judge([ACCURACY, AUC], y, unsure, unsure, "onboarded")
+    assert (equal.use, "no gain is shown" in equal.text) == ("alone", True)
+    one = judge([ACCURACY, AUC], y[:1], right[:1], wrong[:1], "onboarded")
+    assert (one.use, one.gain.low, one.measure) == ("alone", None, ACCURACY)  # a single row has no AUC
+    assert worse.gain.low is not None
+    assert worse.gain.low < worse.gain.mean < (worse.gain.high or 0) < 0
+    some = right.copy()
+    some[1] = [0.6, 0.4]
+    ahead = judge([ACCURACY], y, some, right, "onboarded")
+    assert (ahead.use, "by less than chance" in ahead.text) == ("joined", True)  # one row more is no proof

@@ -1,4 +1,4 @@
-"""fedapa coordinator init | add-site | remove-site | start | status | run | resume | release | stop"""
+"""fedapa coordinator init | add-site | remove-site | new-config | start | status | run | resume | release | stop"""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from fedapa.cli import ui
+from fedapa.cli.new_config import new_config
 from fedapa.errors import InputError
 
 HOME = Path("coordinator")
@@ -103,6 +104,9 @@ def remove_site(name: str, home: Path) -> None:
     coordinator.remove(name)
     _sync(coordinator)
     ui.say(f"{name} is removed; what it contributed so far stays in the models of running federations")
+
+
+command.add_command(new_config)
 
 
 @command.command()

@@ -24,17 +24,18 @@ def command(run: Path, client: str, out: Path | None, anyway: bool, onnx: bool) 
     """
     from fedapa.config.experiment import assemble, read_config
     from fedapa.errors import InputError
-    from fedapa.site.export_models import deliver
+    from fedapa.site.export_models import check_simulated, deliver, folder_names
     from fedapa.site.onnx_export import check_onnx, write_onnx
 
     if onnx:
         check_onnx()
+    check_simulated(run)
     names = [one.name for one in assemble(read_config(run)).data.clients]
     if client not in names and not (client.isdigit() and int(client) < len(names)):
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         raise InputError(f"there is no client '{client}'", f"clients: {shown}")
     i = names.index(client) if client in names else int(client)
-    folder = deliver(run, i, out or run / "clients" / names[i], anyway=anyway)
+    folder = deliver(run, i, out or run / "clients" / folder_names(names)[i], anyway=anyway)
     if onnx:
         write_onnx(folder)
     ui.say(f"written to {folder}")

@@ -17,17 +17,19 @@ from fedapa.cli import ui
 def command(model: Path, file: Path, out: Path | None, form: str) -> None:
     """Predict every row of FILE with the site-model folder MODEL: its line, the class, a probability per class.
 
+    MODEL may also be the folder that holds site-model/: a site's kit, or what `export` wrote.
+
     FILE is a table with the columns that the model was trained on (no label needed, other columns are ignored),
     an .npz file with an array x, an image, or a folder of images.
     """
     from fedapa.errors import InputError
     from fedapa.site.export_models import prediction_text
-    from fedapa.site.site_model import read_model
+    from fedapa.site.site_model import model_folder, read_model
     from fedapa.store.checkpoint import write_atomically
 
     if not file.exists():
         raise InputError(f"{file} does not exist", "check the name and the folder")
-    found = read_model(model)
+    found = read_model(model_folder(model))
     p, names, odd = found.predict(file)
     for line in odd:
         ui.say(f"note: {line}")

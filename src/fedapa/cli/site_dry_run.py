@@ -12,27 +12,44 @@ from fedapa.cli import ui
 
 @click.command("dry-run", short_help="List every tensor that would leave")
 @click.argument("config")
-@click.option("--method", default="fedapa", show_default=True)
+@click.option("--method", help="Default: fedapa, or the only one of --run.")
+@click.option("--run", "run", type=click.Path(dir_okay=False), help="The coordinator's config of the run to join.")
 @click.option("--site", metavar="NAME", help="Which site, if the config has several.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key: --set run.rounds=10.")
 @click.option("--data-dir", type=click.Path(file_okay=False), help="Folder of the data files.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="wire.json", show_default=True)
 @ui.format_option
 def dry_run(
-    config: str, method: str, site: str | None, changes: tuple[str, ...], data_dir: str | None, out: Path, form: str
+    config: str,
+    method: str | None,
+    run: str | None,
+    site: str | None,
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    out: Path,
+    form: str,
 ) -> None:
     """Run one round of the site of CONFIG without any network and list every tensor that would leave it.
 
     The list is written to wire.json with every setting of method, model and training. A client that joins with it
     sends nothing else, and refuses a run with any other setting. Also shows how good the site is on its own.
+
+    With --run, the settings and the layout are those of the coordinator's config, and the data those of CONFIG.
     """
     from fedapa.cli import common
+    from fedapa.errors import InputError
     from fedapa.federation import manifest
     from fedapa.site.dry_run import dry_run as play
 
     if out.exists():
         manifest.read(out)  # only a file that a dry run wrote is replaced
-    wanted = common.read(config, method, None, changes, data_dir)
+    if run is None:
+        wanted = common.read(config, method or "fedapa", None, changes, data_dir)
+    else:
+        mine, theirs = common.read(config, None, None, (), data_dir), common.read(run, method, None, changes, None)
+        if len(theirs.methods) > 1:
+            raise InputError(f"{run} has {len(theirs.methods)} methods", f"--method one of {', '.join(theirs.methods)}")
+        wanted = theirs.model_copy(update={"sites": mine.sites, "data": mine.data})
     with ui.progress() as bar:
         task = bar.add_task("training alone", total=wanted.run.rounds, note="")
         found = play(wanted, wanted.methods[0], site, lambda log: bar.advance(task))
@@ -61,7 +78,8 @@ def _show(found: Any, form: str) -> None:
     for line in found.wire["once"]:
         click.echo(f"leaves once: {line}")
     for when, fields in found.wire["said"].items():
-        click.echo(f"said {when}: {', '.join(dict.fromkeys(fields.values()))}")
+        click.echo(f"said {when}: {'; '.join(dict.fromkeys(fields.values()))}")
+    click.echo("stays here: rows, cells, states, models, scores per row, and the audit log")
     for line in found.privacy:
         click.echo(f"privacy: {line}")
     for line in found.warnings:

@@ -23,6 +23,7 @@ from fedapa.data.own_source import is_own_source, own_source
 from fedapa.data.partitions import rules
 from fedapa.data.partitions.partition import Partition
 from fedapa.data.site_description import Sites
+from fedapa.data.site_layout import Layout
 from fedapa.data.sites import Own
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.data.subset import smaller, smaller_clients
@@ -51,6 +52,7 @@ ASIDE = {
 
 
 SITES = TypeAdapter(Sites)
+LAYOUT = TypeAdapter(Layout | None)
 
 
 class Parts(NamedTuple):
@@ -250,7 +252,8 @@ def load_own(config: Config, seed: int) -> Own:
     """The data of the config's own sites; the seed decides which rows are test rows."""
     if config.sites is None:
         raise InputError("this config has no section [sites]", "`fedapa data inspect FILE --label COLUMN` writes one")
-    return _load_own(SITES.dump_json(config.sites), config.data.data_dir, seed, target_of(config))
+    words = SITES.dump_json(config.sites), LAYOUT.dump_json(config.layout)
+    return _load_own(*words, config.data.data_dir, seed, target_of(config))
 
 
 def target_of(config: Config) -> Target:
@@ -259,9 +262,10 @@ def target_of(config: Config) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _load_own(text: bytes, data_dir: str | None, seed: int, target: Target) -> Own:
+def _load_own(text: bytes, layout: bytes, data_dir: str | None, seed: int, target: Target) -> Own:
     folder = None if data_dir is None else Path(data_dir)
-    return assemble_sites(SITES.validate_json(text), seed, folder, target=target)
+    agreed = LAYOUT.validate_json(layout)
+    return assemble_sites(SITES.validate_json(text), seed, folder, target=target, layout=agreed)
 
 
 @lru_cache(maxsize=2)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedapa.data.site_description import Sites
+from fedapa.data.site_layout import Layout
 from fedapa.methods.attack import AttackSettings
 from fedapa.rounds.round_plan import EvaluateEvery, Participation, Plan, Rounds, RunSchedule
 from fedapa.rounds.site_policy import SitePolicy
@@ -84,6 +85,7 @@ class Config(Section):
     seeds: Annotated[list[Seed], AfterValidator(distinct)] = Field(default_factory=lambda: [0], min_length=1)
     data: DataConfig = DataConfig()
     sites: Sites | None = None
+    layout: Layout | None = None
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     training: Training = Training()

@@ -36,6 +36,7 @@ class Column:
     indicator: bool = False  # an extra input that is 1 where the number is missing
     mean: float | None = None  # None until fitted
     scale: float | None = None
+    unit: str = ""
 
     @property
     def width(self) -> int:
@@ -56,6 +57,7 @@ class Schema:
     classes: Mapping[str, tuple[str, ...]]  # name of a class, and the labels that mean it
     shape: tuple[int, ...] = ()  # of one sample, where it is not a row
     mode: str = ""  # of images: L or RGB
+    target_range: tuple[float, float] | None = None  # that numbers to predict keep to
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -258,8 +260,10 @@ def from_json(found: Any, where: str) -> Schema:
             raise KeyError(found["format"])
         columns = tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in found["columns"])
         classes = {str(name): tuple(values) for name, values in found["classes"]}
-        return Schema(columns, found["label"], classes, tuple(found["shape"]), found["mode"])
-    except (KeyError, TypeError, ValueError) as error:
+        limits = found.get("target_range")
+        limits = None if limits is None else (float(limits[0]), float(limits[1]))
+        return Schema(columns, found["label"], classes, tuple(found["shape"]), found["mode"], limits)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{where} is not a schema ({error!r})", "take the file as it was written") from None
 
 

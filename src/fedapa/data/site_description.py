@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictFloat, StrictInt
 
 from fedapa.data.missing import MISSING
+from fedapa.data.site_layout import Range
 from fedapa.toml_table import TABLE, Texts
 
 SplitRule = Literal["stratified", "group", "time"]
@@ -69,6 +70,12 @@ class Sites:
     ] = None
     drop: Annotated[Texts, Field(description="columns to leave out")] = ()
     categories: Annotated[Texts, Field(description="columns whose numbers are codes")] = ()
+    units: Annotated[Mapping[str, str], Field(description='of columns, which sites compare: { age = "years" }')] = (
+        field(default_factory=dict)
+    )
+    target_range: Annotated[
+        Range | None, Field(description="[lowest, highest] number that a label may be, for sites to agree on")
+    ] = None
     missing: Annotated[Texts, Field(description="texts that mean a missing value")] = MISSING
     missing_values: Annotated[Values, Field(description="more of them for one column: { chol = [0] }")] = field(
         default_factory=dict

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedapa.data import agreement
 from fedapa.data import schema as schemas
 from fedapa.data.arrays_file import read_npz
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_description import Sites
 from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_images
+from fedapa.data.site_layout import Layout
 from fedapa.data.sources import SOURCES, locate
 from fedapa.data.splits import equal_rows, kept_together, test_rows
 from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
@@ -57,13 +59,17 @@ def assemble(
     data_dir: Path | None = None,
     agreed: Schema | None = None,
     target: Literal["class", "number"] = "class",
+    layout: Layout | None = None,
 ) -> Own:
-    """From files to tensors; the seed decides which rows are test rows, ``target`` what a label is."""
+    """From files to tensors; the seed decides which rows are test rows, ``target`` what a label is.
+
+    ``agreed`` is a schema to read them by; ``layout`` is what the sites of a federation agreed on, to the letter.
+    """
     sites = described(sites, data_dir)
     materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
     notes = [note for _, site_notes in materials.values() for note in site_notes]
     found = {name: material for name, (material, _) in materials.items()}
-    schema = _agreed(sites, found, agreed, target)
+    schema = _agreed(sites, found, agreed, target) if layout is None else _by_layout(sites, found, layout)
     codes = {name: _codes(name, schema, material) for name, material in found.items()}
     tests = {}
     for name, material in found.items():
@@ -222,7 +228,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
     classes = {} if target == "number" else _classes(sites, found)
     tables = {name: material.table for name, material in found.items() if material.table is not None}
     if tables:
-        return schemas.lay_out(tables, sites.label, classes, sites.categories)
+        return _in_units(schemas.lay_out(tables, sites.label, classes, sites.categories), sites)
     name, first = next(iter(found.items()))
     assert first.x is not None
     for other, material in found.items():
@@ -233,7 +239,30 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
                 f"site {other} has samples of shape {two}, site {name} of {one}",
                 "make them one size; for images, set image_size = [height, width]",
             )
-    return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode)
+    return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode, sites.target_range)
+
+
+def _in_units(schema: Schema, sites: Sites) -> Schema:
+    names = [column.name for column in schema.columns]
+    for name in sites.units:
+        if name not in names:
+            raise InputError(f"units names '{name}', which is no column", f"columns: {', '.join(names[:12])}")
+    columns = tuple(replace(column, unit=sites.units.get(column.name, "")) for column in schema.columns)
+    return replace(schema, columns=columns, target_range=sites.target_range)
+
+
+def _by_layout(sites: Sites, found: Mapping[str, Material], layout: Layout) -> Schema:
+    """The agreed layout, once every site here fits it; a schema_file must say the same and may add the scaling."""
+    if sites.schema_file is not None:
+        schema = schemas.read_schema(Path(sites.schema_file).expanduser())
+        if odd := list(agreement.between(agreement.schema_of(layout), schema)):
+            raise agreement.Differs(f"{sites.schema_file} is not the agreed layout: {odd[0]}", agreement.HINT)
+        return _agreed(sites, found, schema, "")
+    fitting = [
+        agreement.fitting(layout, sites, name, m.table, m.labels, () if m.x is None else m.x.shape[1:])
+        for name, m in found.items()
+    ]
+    return fitting[0]
 
 
 def _check_fits(name: str, schema: Schema, material: Material) -> None:

@@ -30,6 +30,7 @@ def _place(info: SourceInfo) -> tuple[bool, bool, int, int]:
 
 
 SOURCES = _listed()
+OWN = "own"  # the source of a run whose sites bring their own data
 
 
 def load(name: str, data_dir: Path | None = None) -> Dataset:
@@ -56,6 +57,9 @@ def _read(info: SourceInfo, layout: Layout, folder: Path, files: Sequence[str], 
 def source(name: str) -> SourceInfo:
     if name in SOURCES:
         return SOURCES[name]
+    if name == OWN:
+        hint = "`fedapa coordinator run` plays it with them; to simulate it, describe their files: [sites]"
+        raise InputError("the data of this config are at the sites", hint)
     hint = did_you_mean(name, SOURCES, f"known data sets: {', '.join(SOURCES)}")
     raise InputError(f"there is no data set called '{name}'", hint)
 

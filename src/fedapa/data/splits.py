@@ -87,5 +87,5 @@ def equal_rows(x: npt.NDArray[np.generic], y: Labels) -> list[npt.NDArray[np.int
     """Sets of two or more rows with the same inputs and label."""
     seen: dict[bytes, list[int]] = {}
     for k in range(len(y)):
-        seen.setdefault(x[k].tobytes() + int(y[k]).to_bytes(8, "little"), []).append(k)
+        seen.setdefault(x[k].tobytes() + y[k].tobytes(), []).append(k)
     return [np.array(rows, dtype=np.int64) for rows in seen.values() if len(rows) > 1]

@@ -56,7 +56,8 @@ def read_agreement(folder: Path) -> Agreement | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         terms = messages.read(Terms, found["terms"])
-        described, count = [messages.read(Description, row) for row in found["descriptions"]], len(terms.names)
+        rows = [{"layout": "", **row} for row in found["descriptions"]]  # older runs told no layout
+        described, count = [messages.read(Description, row) for row in rows], len(terms.names)
         return Agreement(terms, described, found.get("since", [0] * count), found.get("until", [NEVER] * count))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}", "restore it, or run again in a new folder") from None
@@ -176,6 +177,8 @@ def places(members: Sequence[Enrolled], names: Sequence[str]) -> list[int | None
 
 def differ(one: Description, other: Description) -> str:
     """Why two sites cannot be part of one run; empty if they can."""
+    if one.layout != other.layout:
+        return f"{one.site} and {other.site} have other columns or classes, or other codes in them"
     for name in ("classes", "shape", "dtype", "mean", "std"):
         if (a := getattr(one, name)) != (b := getattr(other, name)):
             return f"the data differ in {name}: {a} at {one.site}, {b} at {other.site}"

@@ -32,8 +32,9 @@ from fedapa.store.checkpoint import write_json
 
 FORMAT = "fedapa-wire-2"
 NEW = "make a new dry run before you join"
-# Sections that are not pinned: the data and the coordinator's timeouts. The method is pinned as resolved.
-NOT_PINNED = {"methods", "seeds", "method", "data", "sites", "federation", "attack"}
+# Sections that are not pinned: the data and the coordinator's timeouts. The method is pinned as resolved, the layout
+# by its hash.
+NOT_PINNED = {"methods", "seeds", "method", "data", "sites", "layout", "federation", "attack"}
 # A description of every field that a site sends beside its tensors.
 SAID = {
     "site": "the site's name",
@@ -50,6 +51,7 @@ SAID = {
     "labels": "which classes it has",
     "fingerprint": "hash of its rows, keyed by a secret of the site",
     "native": "whether the native engine is there",
+    "layout": "hash of names, kinds, units and codes of its columns and of its classes, in order",
     "run": "the run that it answers",
     "round": "the round that it answers",
     "trained": "whether an upload is enclosed",
@@ -59,12 +61,22 @@ SAID = {
     "seconds": "how long the visit took",
     "train_seconds": "how long training took",
 }
+# What the connection itself tells; the coordinator's audit log keeps some of it.
+CONNECTION = {
+    "key": "the site's public key, by which Flower knows it",
+    "address": "the network address that it connects from",
+    "heartbeat": "when it is online, by a sign of life every few seconds",
+    "messages": "when every message is fetched and answered, and how large it is",
+}
 
 
 def said() -> dict[str, dict[str, str]]:
     """The fields that this version sends beside the tensors, and when."""
     when = {"once": Description, "every round": TrainReply}
-    return {word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()}
+    return {
+        **{word: {f.name: SAID[f.name] for f in fields(kind)} for word, kind in when.items()},
+        "while joined": dict(CONNECTION),
+    }
 
 
 def pinned(config: Config) -> dict[str, Any]:
@@ -104,6 +116,7 @@ def agreement(
     once: Sequence[str],
     noise: Account | None = None,
     terms: Mapping[str, Any] | None = None,
+    layout: str = "",
 ) -> dict[str, Any]:
     """The content of wire.json: the different messages up and down, what else is said, the noise and the terms."""
     ups, downs = ([listed(pair[side]) for pair in exchanges] for side in (1, 0))
@@ -117,6 +130,7 @@ def agreement(
         "once": list(once),
         "said": said(),
         "terms": dict(terms or {}),
+        "layout": layout,
     }
     if noise is not None:
         content["noise"] = json.loads(noise.to_json()) | {"not covered": list(NOT_COVERED)}
@@ -176,6 +190,12 @@ def check_terms(wire: Mapping[str, Any], config: Config) -> None:
     for name in sorted(asked.keys() | agreed.keys(), key=lambda name: (not name.endswith(".is"), name)):
         if (found := asked.get(name)) != (was := agreed.get(name)):
             raise Refused(f"the server wants {name} = {found}, this site agreed to {was}", NEW)
+
+
+def check_layout(wire: Mapping[str, Any], layout: str) -> None:
+    """Refuse to take part with other columns or classes than those of the dry run."""
+    if wire["layout"] != layout:
+        raise Refused("this site's columns or classes are not those of its dry run", NEW)
 
 
 def _fault(up: Mapping[str, Tensor], message: Sequence[Mapping[str, Any]]) -> str | None:

@@ -39,6 +39,14 @@ class Disclosed(FedapaError):
     """An error whose text may be sent to the coordinator: it names no rows, columns or folders of the site."""
 
 
+class Withheld(Disclosed):
+    """An error in two texts: ``message`` is sent, ``here`` stays in the site's own log."""
+
+    def __init__(self, message: str, here: str) -> None:
+        super().__init__(message)
+        self.here = here
+
+
 class Refused(Disclosed, InputError):
     """The site refuses to do or to send this."""
 
@@ -148,6 +156,7 @@ class Description:
     labels: list[int]  # the classes that it has
     fingerprint: str  # of the rows, keyed by a secret of the site
     native: bool  # the native engine can run the model here
+    layout: str  # hash of names and kinds of its columns and of its classes; empty: no data of its own
 
 
 def plain(text: object, most: int = 200) -> str:

@@ -16,6 +16,7 @@ from fedapa.config.experiment import config_hash
 from fedapa.config.load import as_table
 from fedapa.config.sections import Config
 from fedapa.data.federated import target_scale
+from fedapa.data.sources import OWN
 from fedapa.errors import InputError, RunError
 from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
@@ -30,6 +31,8 @@ from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, play
 from fedapa.store.run_folder import CONFIG, lock
 from fedapa.store.run_settings import EXPERIMENT
+
+AGREE = "agree on a layout: `fedapa site schema` at one site, then `fedapa coordinator new-config`"
 
 
 def play_over(
@@ -65,7 +68,7 @@ def play_over(
         "rounds": str(plan.rounds),
         "evaluated": method.evaluated,
         "partition": hashlib.sha256("".join(found.fingerprint for found in described).encode()).hexdigest()[:16],
-        "source": config.data.source,
+        "source": OWN if described[0].layout else config.data.source,
         "config": config_hash(config),
         EXPERIMENT: json.dumps(as_table(config)),
         "federation": terms.run,
@@ -101,7 +104,7 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     first = found[0]
     for other in found[1:]:
         if difference := enrolment.differ(first, other):
-            raise RunError(difference)
+            raise RunError(difference, AGREE if first.layout != other.layout else "")
     engine = config.run.engine
     if engine in ("auto", "vmap"):
         engine = "native" if engine == "auto" and all(d.native for d in found) else "torch"

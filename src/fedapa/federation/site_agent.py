@@ -20,14 +20,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedapa.config.experiment import load_data, method_from, objective_of, plan_from, task_from
+from fedapa.config.experiment import method_from, objective_of, plan_from, task_from
 from fedapa.config.load import check, load, settings_of, training_of
 from fedapa.config.own_code import check_code
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree, count_bytes, digest
+from fedapa.data import agreement
+from fedapa.data.agreement import Differs
 from fedapa.data.federated import ClientData, Federated, target_sums
+from fedapa.data.schema import Schema
+from fedapa.data.site_description import Sites
+from fedapa.data.sites import Own, described
 from fedapa.errors import FedapaError, InputError, RunError
-from fedapa.federation import audit_log, manifest
+from fedapa.federation import audit_log, manifest, site_result
 from fedapa.federation.kit import read_kit
 from fedapa.federation.messages import (
     Description,
@@ -36,10 +41,13 @@ from fedapa.federation.messages import (
     Terms,
     TrainReply,
     TrainRequest,
+    Withheld,
     digest_of,
     plain,
 )
 from fedapa.federation.releases import Releases
+from fedapa.federation.site_data import Share, own_data, own_rows, shared_data
+from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import Limited, SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
 from fedapa.methods.catalogue import own_code, taken_apart
@@ -57,7 +65,7 @@ from fedapa.training.task import Task
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 SALT = "salt"
 NEW_COPY = "every site needs a copy of the coordinator's file"
-Share = Callable[[Config], Federated]  # the site's own data, as a federation of one
+DIFFERS = "its columns or classes are not those of the agreed layout; its log names the difference"
 
 
 class Agreed(NamedTuple):
@@ -102,46 +110,6 @@ def read_config(text: str) -> Config:
     return config
 
 
-def shared_data(number: int) -> Share:
-    """Share ``number`` of a built-in data set that the run's config names; for trials."""
-
-    def share(config: Config) -> Federated:
-        if (named := _named_file(config)) is not None:
-            raise Refused(f"the run's config names files at this site: {named}", "fedapa site join KIT --data FILE")
-        return _only(load_data(config, config.seeds[0]), number)
-
-    return share
-
-
-def _named_file(config: Config) -> str | None:
-    """The first key of a config that names a file or folder. Only the site decides which of its files are read."""
-    sites, data = config.sites, config.data
-    named = {
-        "sites.files": sites is not None and bool(sites.files),
-        "sites.schema_file": sites is not None and sites.schema_file is not None,
-        "data.data_dir": data.data_dir is not None,
-        "data.partition": data.partition.endswith(".npz"),
-        "data.source": data.source.endswith(".npz"),
-    }
-    return next((key for key, is_named in named.items() if is_named), None)
-
-
-def own_data(path: Path, number: int) -> Share:
-    """The data named by a config at the site, regardless of the run's config: its only share, or ``number``."""
-
-    def share(config: Config) -> Federated:
-        data = load_data(load(str(path)), config.seeds[0])
-        return _only(data, number if len(data.clients) > 1 else 0)
-
-    return share
-
-
-def _only(data: Federated, number: int) -> Federated:
-    if not 0 <= number < len(data.clients):
-        raise Refused(f"there is no share {number} among {len(data.clients)}", "join with another --share")
-    return replace(data, clients=(data.clients[number],))
-
-
 @dataclass
 class Site:
     name: str
@@ -151,6 +119,8 @@ class Site:
     methods: frozenset[str] = frozenset()  # beyond the built-in ones: file.py:Class
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
+    data: Path | None = None  # the config that describes its own data
+    number: int = 0  # of its share
     reason: str = ""  # the last fault in full; it does not leave the site
     note: Callable[..., object] = lambda event, **facts: None  # into the site's audit log
     _agreed: dict[str, tuple[Terms, Agreed, ClientData]] = field(default_factory=dict)
@@ -164,11 +134,12 @@ class Site:
         listed = (Path(own.data).parent if own.data else folder) / WIRE
         allowed = manifest.read(listed) if listed.is_file() else None
         models, methods = frozenset(own.models), frozenset(own.methods)
-        return cls(kit.name, Store(folder / "states"), share, models, methods, allowed, own.limits, note=note)
+        store, data = Store(folder / "states"), Path(own.data) if own.data else None
+        return cls(kit.name, store, share, models, methods, allowed, own.limits, data, number, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; an error becomes the description's fault."""
-        blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], [], "", False)
+        blank = Description(self.name, "", 0, 0, 0, 0, [], "", [], [], [], [], "", False, "")
         self.reason = ""
         try:
             self._check_name(site or self.name)  # asked who it is
@@ -177,7 +148,7 @@ class Site:
             with _in_words():
                 outputs = objective_of(config, data.classes).outputs(data.classes)
                 split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
-            fingerprint = self.store.keyed(data.fingerprint)
+            fingerprint, layout = self.store.keyed(data.fingerprint), self._layout(config)
             self.note("described", terms=digest_of(text), train=len(data.clients[0].train.y))
         except FedapaError as error:
             return replace(blank, fault=self._fault(error))
@@ -200,6 +171,7 @@ class Site:
             labels,
             fingerprint,
             native_kernel(split, data) is not None,
+            layout,
         )
 
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
@@ -238,7 +210,10 @@ class Site:
             manifest.check(self.wire, read_config(terms.config).methods[0], reply.up)
         new = _salted(new) if noise_of(method) is not None else new
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
-        self.store.prune(terms.run, ask.keep_from)
+        if not reply.fault:
+            use = site_result.use_of(method.evaluated == "before", ask, down, digest)
+            site_result.note_use(self.store, terms.run, use)
+            self.store.prune(terms.run, min(ask.keep_from, use.rounds))  # the model in use stays, whoever asks
         answer = replace(
             blank,
             fault=reply.fault or "",
@@ -260,6 +235,7 @@ class Site:
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
             config = self._checked(terms.config)
             data = self._data(config)
+            self._layout(config)
             if terms.names[client] != self.name or terms.sizes[client] != len(data.clients[0].train.y):
                 raise Disclosed("the run knows this site by another number or size; its data changed since it began")
             mine = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
@@ -268,6 +244,8 @@ class Site:
             with _in_words():
                 found = agree(terms, config)
             self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
+            schema, sites = self.preparation(config)
+            site_result.write_about(self.store, About(terms, client, data.fingerprint, schema, sites))
             self._agreed = {terms.run: (terms, found, data.clients[0])}
         _, agreed, mine_ = self._agreed[terms.run]
         return agreed, mine_
@@ -310,16 +288,43 @@ class Site:
         return config
 
     def _data(self, config: Config) -> Federated:
-        data = self.share(config)
+        try:
+            data = self.share(config)
+        except Differs as error:
+            raise Withheld(DIFFERS, f"{error.message}. {error.hint}") from error
         training = training_of(config, config.methods[0])
         self.limits.check(training, len(data.clients[0].train.y))
         return data
 
+    def own(self, config: Config) -> tuple[Own, int] | None:
+        """Its files as they were read, and its number in them; None of a trial's share."""
+        found = None if self.data is None else own_rows(self.data, config)
+        return None if found is None else (found, self.number if len(found.schemas) > 1 else 0)
+
+    def preparation(self, config: Config) -> tuple[Schema | None, Sites | None]:
+        """How its rows become numbers, and how its files are written."""
+        if self.data is None or (own := self.own(config)) is None:
+            return None, None
+        mine = load(str(self.data))
+        assert mine.sites is not None
+        folder = None if mine.data.data_dir is None else Path(mine.data.data_dir)
+        return own[0].schemas[own[1]], described(mine.sites, folder)
+
+    def _layout(self, config: Config) -> str:
+        """The hash of its layout, once it is the one of its dry run."""
+        own = self.own(config)
+        found = "" if own is None else agreement.fingerprint(own[0].schemas[own[1]])
+        if self.wire is not None:
+            manifest.check_layout(self.wire, found)
+        return found
+
     def _fault(self, error: FedapaError) -> str:
         """The text of an error for the coordinator."""
-        self.reason = f"{error.message}. {error.hint}".strip()
+        self.reason = error.here if isinstance(error, Withheld) else f"{error.message}. {error.hint}".strip()
         with suppress(FedapaError):  # on a full disk, report the first error
             self.note("refused" if isinstance(error, Refused) else "failed", reason=plain(self.reason, 1000))
+        if isinstance(error, Withheld):
+            return error.message
         return (
             self.reason if isinstance(error, Disclosed) else f"{type(error).__name__} at this site; its log says more"
         )

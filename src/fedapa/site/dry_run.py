@@ -13,6 +13,7 @@ from fedapa.config.experiment import load_own, method_from, single, task_from
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
+from fedapa.data import agreement
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import InputError
 from fedapa.federation import manifest
@@ -29,6 +30,9 @@ from fedapa.simulation import doubts, simulate
 from fedapa.site.measures import Measure, measures_of
 from fedapa.training.task import Task
 
+LAYOUT = (
+    "a hash of names, kinds, units and codes of {} columns and of the classes; no name, unless you send a schema.json"
+)
 TARGET = "count, sum and sum of squares of the target over the train rows"
 
 
@@ -57,14 +61,14 @@ def dry_run(
     exchanges = _messages(played, task, client, i, seed)
     assert config.sites is not None
     schema = own.schemas[i]
-    once = [f"names of {len(schema.columns)} columns and {len(schema.inputs)} inputs", "number of train rows"]
-    once += [f"class names: {', '.join(schema.class_names)}" if schema.classes else TARGET]
+    once = [LAYOUT.format(len(schema.columns)), "numbers of train, test and validation rows"]
+    once += [f"which classes are among them: {', '.join(schema.class_names)}" if schema.classes else TARGET]
     if config.sites.scaling == "federated":
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
     terms = manifest.pinned(single(config, method, seed))
-    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms)
+    agreed = manifest.agreement(client.name, method, exchanges, once, account, terms, agreement.fingerprint(schema))
     y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
     measures = measures_of(task.objective)
     scores = {measure.name: measure.own(y, p) for measure in measures}

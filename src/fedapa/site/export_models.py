@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,10 @@ from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import Own, described
-from fedapa.data.tables import Table
+from fedapa.data.tables import Table, as_number
 from fedapa.errors import InputError
+from fedapa.federation.enrolment import AGREED
+from fedapa.federation.kit import KIT
 from fedapa.methods.catalogue import entry
 from fedapa.methods.method import mixing_weights
 from fedapa.site.measures import measures_of
@@ -29,6 +31,8 @@ from fedapa.site.silo_scores import Scored, score_run
 from fedapa.site.site_model import write_model
 from fedapa.store.checkpoint import Checkpoint, write_atomically
 from fedapa.store.run_folder import kept_engine
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet takes for a formula
 
 
 class Useless(InputError):
@@ -40,7 +44,7 @@ def deliver_all(
 ) -> tuple[list[Path], dict[str, str]]:
     """Write every site's model of a run below ``out``; returns the sites that got none, with the reason."""
     delivered, refused = [], {}
-    for i, name in enumerate(_names(read_config(run))):
+    for i, name in enumerate(folder_names([client.name for client in assemble(read_config(run)).data.clients])):
         try:
             delivered.append(deliver(run, i, out / name, scored, anyway))
         except Useless as error:
@@ -53,6 +57,7 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
 
     A useless model is refused, or delivered ``anyway`` with a card that says so.
     """
+    check_simulated(run)
     config = read_config(run)
     parts = assemble(config, kept_engine(config.run.engine, run))
     if not 0 <= i < len(parts.data.clients):
@@ -78,6 +83,14 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     if own is not None:
         _write_held_out(out, own, i, schema, p)
     return folder
+
+
+def check_simulated(run: Path) -> None:
+    """Of a run with real sites, the coordinator has no personal model."""
+    if (run / AGREED).is_file():
+        raise InputError(f"{run} is a run of real sites, and their models are there", "fedapa site export KIT")
+    if (run / KIT).is_file():
+        raise InputError(f"{run} is a site's kit, not a run", f"fedapa site export {run}")
 
 
 def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
@@ -116,8 +129,8 @@ def refuse(site: str, flaw: str | None, anyway: bool) -> None:
         )
 
 
-def _names(config: Config) -> list[str]:
-    names = [client.name for client in assemble(config).data.clients]
+def folder_names(names: Sequence[str]) -> list[str]:
+    """A folder for every client. Names come from cells and files: none leads out of the folder above it."""
     safe = ["".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "site" for name in names]
     return [name if safe.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(safe)]
 
@@ -143,10 +156,13 @@ def data_dir_of(config: Config) -> Path | None:
 
 
 def plain_schema(parts: Parts) -> Schema:
+    return schema_of_samples(parts.data.classes, parts.data.shape)
+
+
+def schema_of_samples(classes: int, shape: tuple[int, ...]) -> Schema:
     """Images and arrays of a shipped data set: classes by number, none where targets are numbers."""
-    classes = {str(c): (str(c),) for c in range(parts.data.classes)}
-    mode = {1: "L", 3: "RGB"}.get(parts.data.shape[0], "") if len(parts.data.shape) == 3 else ""
-    return Schema((), "class", classes, parts.data.shape, mode)
+    mode = {1: "L", 3: "RGB"}.get(shape[0], "") if len(shape) == 3 else ""
+    return Schema((), "class", {str(c): (str(c),) for c in range(classes)}, shape, mode)
 
 
 def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistics.Floats) -> Facts:
@@ -195,16 +211,26 @@ def table_text(table: Table) -> str:
 
 
 def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line") -> str:
-    """One line per row: where it stands, the class, the probability of every class; or the number alone."""
+    """One line per row: where it stands, the class, the probability of every class; or the number alone.
+
+    Spreadsheets run a cell that begins like a formula, so texts that do get an apostrophe in front.
+    """
     if not schema.classes:
-        return _csv([[what, schema.label], *([name, f"{row[0]:.6g}"] for name, row in zip(names, p, strict=True))])
+        rows = [[name, f"{row[0]:.6g}"] for name, row in zip(names, p, strict=True)]
+        return _csv(_escaped([[what, schema.label], *rows]))
     header = [what, schema.label, *(f"p({name})" for name in schema.class_names)]
     best = np.argmax(p, axis=1)
     rows = [
         [name, schema.class_names[int(k)], *(f"{v:.6f}" for v in row)]
         for name, k, row in zip(names, best, p, strict=True)
     ]
-    return _csv([header, *rows])
+    return _csv(_escaped([header, *rows]))
+
+
+def _escaped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    return [
+        [f"'{cell}" if cell.startswith(FORMULA) and as_number(cell) is None else cell for cell in row] for row in rows
+    ]
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> str:

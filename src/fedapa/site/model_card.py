@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
+from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
 from fedapa.site.measures import AUC, Measure
@@ -30,6 +31,8 @@ class Facts(NamedTuple):
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
     settings: str = ""  # of the training behind all scores
+    sent: bool = True  # something left the site for it
+    verdict: str = ""  # whether joining helped, on this very split
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
 
@@ -95,6 +98,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
             lines[-1] += " otherwise, so try that before you believe in a gain."
         lines += [""]
+    if not facts.own:
+        return "## Score on rows never trained on\n\nNot known: the rows of the run are no longer there."
     own = ", ".join(score_text(measure, facts.own[measure.name]) for measure in facts.measures)
     tested = sum(facts.tested_on)
     enough = tested >= statistics.FEWEST_ROWS
@@ -102,6 +107,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if exact else "95 % bootstrap intervals"
     how = how if enough else "too few for an interval"
     lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
+    if facts.verdict:
+        lines += ["", f"**Verdict: {facts.verdict}.**"]
     return "\n".join(lines)
 
 
@@ -141,15 +148,24 @@ def _weights(facts: Facts) -> str:
     return "\n".join([*lines, *(f"| {name} | {weight:.3f} |" for name, weight in ordered)])
 
 
+def told() -> list[tuple[str, list[str]]]:
+    """What a site of a real federation tells beside its tensors, and when."""
+    words = {"once": "once per run", "every round": "in every round", "while joined": "while the site was joined"}
+    return [(words[when], list(dict.fromkeys(fields.values()))) for when, fields in manifest.said().items()]
+
+
 def _privacy(facts: Facts) -> str:
+    if not facts.sent:
+        return "## Privacy\n\n- Nothing left the site for this model."
     lines = [
         "## Privacy",
         "",
         f"- Left the site in every round: {facts.up} (θ: the parameters of the feature extractor, φ: of the last layer,"
         f" ω: both, n: the number of train rows). Stayed: the rows{_and(facts.stays)}."
         if facts.up != "–"
-        else "- Nothing left the site.",
-        "- Left the site once: names of columns and levels, number of train rows.",
+        else "- No tensor left the site.",
+        *(f"- Also left {when}: {'; '.join(what)}." for when, what in told()),
+        "- The audit log, the states and this folder stay at the site.",
         "- Parameters can leak facts about the rows they were trained on (membership, sometimes more). Nothing here"
         " hides them from the server."
         if not facts.privacy

@@ -8,10 +8,11 @@ become the newcomer's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +20,7 @@ from fedapa.analysis.personalized_model import in_use, predictions
 from fedapa.analysis.statistics import Interval
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of
+from fedapa.config.sections import Config
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
@@ -26,19 +28,32 @@ from fedapa.data.site_description import Sites
 from fedapa.data.sites import Own, described
 from fedapa.data.sites import assemble as assemble_sites
 from fedapa.errors import InputError, RunError
+from fedapa.federation.messages import plain
 from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method, mixing_weights
 from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Record, Request, visit
-from fedapa.site.export_models import counts_of, data_dir_of, flaw_of, plain_schema, refuse, sites_of
+from fedapa.site.export_models import (
+    check_simulated,
+    counts_of,
+    data_dir_of,
+    flaw_of,
+    plain_schema,
+    refuse,
+    sites_of,
+)
+from fedapa.site.local_training import train_alone
 from fedapa.site.measures import Measure, measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.site_model import write_model
+from fedapa.site.verdict import Verdict, judge
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint
 from fedapa.store.run_folder import kept_engine
 from fedapa.training.task import Task
+
+CLIENT = re.compile(r"[^\W_][\w .-]{0,62}")
 
 
 class Newcomer(NamedTuple):
@@ -50,6 +65,15 @@ class Newcomer(NamedTuple):
     scores: dict[str, dict[str, Interval]]  # by what its model is made of, then by measure
     weights: dict[str, float]  # whose models were mixed for it, where the method says so
     folder: Path
+    verdict: Verdict  # whether to use its onboarded model, or the one trained alone beside it
+
+
+def check_client_name(name: str) -> str:
+    """It names a client and a folder, so nothing in it leads elsewhere or breaks a listing."""
+    if not CLIENT.fullmatch(name):
+        hint = "use letters, digits, blanks, '.', '-' and '_', at most 63, and begin with a letter or digit"
+        raise InputError(f"{plain(name, 80)!r} cannot name a client", hint)
+    return name
 
 
 def onboard(
@@ -62,6 +86,8 @@ def onboard(
     anyway: bool = False,
 ) -> Newcomer:
     """Add one client with its own file to a run; its model and the server's new state go to ``out``."""
+    check_client_name(name)
+    check_simulated(run)
     config = read_config(run)
     parts = assemble(config, kept_engine(config.run.engine, run))
     point = checkpoint.newest(run / "checkpoints")
@@ -76,7 +102,7 @@ def onboard(
     method, i, seed = parts.method, task.clients - 1, parts.plan.seed
     grown = Checkpoint(State(point.state.round, server, point.state.last), [*point.records, record])
     models = {
-        "alone": (LocalOnly(), _alone(task, client, i, seed, rounds)),
+        "alone": (LocalOnly(), train_alone(task, client, i, seed, rounds)),
         "mean model": (LocalOnly(), _mean(task, point)),
         "onboarded": (method, in_use(method, task, grown, i, client, seed)),
     }
@@ -90,11 +116,25 @@ def onboard(
     seen = predictions(method, task, models["onboarded"][1], client.train.x)
     flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names)
     refuse(name, flaw, anyway)
+    verdict = judge(measures, y, p["alone"], p["onboarded"], "onboarded")
+    facts = _facts(config, parts, own, task, weights, rounds)._replace(flaw=flaw or "", verdict=verdict.text)
+    base, settings = settings_of(config, config.methods[0])
     folder = _write(
-        run, out, parts, own, task, models["onboarded"][1], scores["onboarded"], weights, rounds, flaw or ""
+        out / "site-model",
+        config,
+        parts,
+        own,
+        task,
+        models["onboarded"][1],
+        (base, settings),
+        facts._replace(own=scores["onboarded"]),
     )
+    alone = facts._replace(
+        method="local", title="training alone", sent=False, own=scores["alone"], weights={}, flaw="", privacy=()
+    )
+    _write(out / "alone-model", config, parts, own, task, models["alone"][1], ("local", {}), alone)
     checkpoint.write(out / "checkpoints", grown)
-    return Newcomer(name, sizes, measures, scores, weights, folder)
+    return Newcomer(name, sizes, measures, scores, weights, folder, verdict)
 
 
 def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
@@ -138,15 +178,6 @@ def _given(down: Tree) -> Callable[[], Tree]:
     return lambda: down
 
 
-def _alone(task: Task, client: ClientData, i: int, seed: int, rounds: int) -> Tree:
-    """As many rounds of local training from the common start."""
-    record = Record(LocalOnly().init(task, seed)[1], {})
-    for t in range(rounds):
-        request = Request(t, i, _given({}), train=True, evaluate=False)
-        record, _ = visit(LocalOnly(), task, client, record, request, seed)
-    return record.state
-
-
 def _mean(task: Task, point: Checkpoint) -> Tree:
     """The plain mean of all other clients' models, where every client has a whole one."""
     states = [record.state for record in point.records]
@@ -155,23 +186,10 @@ def _mean(task: Task, point: Checkpoint) -> Tree:
     return {key: torch.stack([state[key] for state in states]).mean(0) for key in ("theta", "phi")}
 
 
-def _write(
-    run: Path,
-    out: Path,
-    parts: Parts,
-    own: Own,
-    task: Task,
-    state: Tree,
-    scores: dict[str, Interval],
-    weights: dict[str, float],
-    rounds: int,
-    flaw: str,
-) -> Path:
-    config, client, schema = read_config(run), own.data.clients[0], own.schemas[0]
-    base, settings = settings_of(config, config.methods[0])
+def _facts(config: Config, parts: Parts, own: Own, task: Task, weights: dict[str, float], rounds: int) -> Facts:
+    client, known = own.data.clients[0], entry(settings_of(config, config.methods[0])[0])
     trained, tested = (counts_of(part.y, own.data.classes) for part in (client.train, client.test))
-    known = entry(base)
-    facts = Facts(
+    return Facts(
         client.name,
         config.methods[0],
         f"{known.title}, joined later,",
@@ -180,15 +198,26 @@ def _write(
         rounds,
         trained,
         tested,
-        scores,
+        {},
         weights,
         task.names,
         privacy_of(parts.method, rounds),
-        flaw=flaw,
         measures=measures_of(task.objective),
     )
-    card = write_card(facts, schema, [])
+
+
+def _write(
+    folder: Path,
+    config: Config,
+    parts: Parts,
+    own: Own,
+    task: Task,
+    state: Tree,
+    method: tuple[str, dict[str, Any]],
+    facts: Facts,
+) -> Path:
+    schema = own.schemas[0]
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
-    about = {"rounds": rounds, "seed": parts.plan.seed, "data": parts.data.name}
-    model = config.model.model_dump()
-    return write_model(out / "site-model", client.name, base, settings, model, task, state, schema, sites, card, about)
+    about = {"rounds": facts.rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    card, model = write_card(facts, schema, []), config.model.model_dump()
+    return write_model(folder, facts.site, *method, model, task, state, schema, sites, card, about)

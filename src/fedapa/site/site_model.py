@@ -29,6 +29,7 @@ from fedapa.data.site_description import Sites
 from fedapa.data.site_images import KINDS, paths_beside, read_images
 from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
+from fedapa.federation.kit import KIT
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
@@ -137,6 +138,16 @@ def write_model(
 
 def _objective(task: Task) -> dict[str, Any]:
     return {"name": task.objective.spec, "settings": asdict(task.objective)}
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder itself, or site-model/ in it."""
+    inner = folder / "site-model"
+    if (folder / ABOUT).is_file() or not folder.is_dir():
+        return folder
+    if (folder / KIT).is_file() and not inner.is_dir():
+        raise InputError(f"{folder} is a kit without a site-model/", f"fedapa site export {folder} makes it")
+    return inner if inner.is_dir() else folder
 
 
 def read_model(folder: Path) -> SiteModel:

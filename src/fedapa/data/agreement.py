@@ -1,0 +1,142 @@
+"""Does a site's data fit the layout that was agreed on? What differs is named at the site, and only there.
+
+Columns are compared by name and order, and by kind, unit and codes; classes by name and order; numbers to predict by
+their range. Columns that a site has beyond the agreed ones are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from fedapa.data.schema import Column, Schema
+from fedapa.data.site_description import Sites
+from fedapa.data.site_layout import Layout, LayoutColumn
+from fedapa.data.tables import Cells, Table, as_number, canonical
+from fedapa.errors import InputError, closest
+
+MOST = 5  # differences in one message
+HINT = "correct the file or its [sites], or ask the coordinator for another layout"
+
+
+class Differs(InputError):
+    """A site's data do not fit the agreed layout. The text names columns and cells: it stays at the site."""
+
+
+def layout_of(schema: Schema) -> Layout:
+    """What of a schema all sites must share: everything but the scaling and the texts behind a class."""
+    columns = [LayoutColumn(c.name, c.kind, c.levels, c.indicator, c.unit) for c in schema.columns]
+    return Layout(schema.label, schema.class_names, schema.target_range, schema.shape, schema.mode, tuple(columns))
+
+
+def schema_of(layout: Layout) -> Schema:
+    """Unscaled; a class is meant by its own name."""
+    columns = [Column(c.name, c.kind, tuple(c.levels), c.indicator, unit=c.unit) for c in layout.columns]
+    classes = {name: (canonical(name),) for name in layout.classes}
+    return Schema(tuple(columns), layout.label, classes, tuple(layout.shape), layout.mode, layout.target_range)
+
+
+def fingerprint(schema: Schema) -> str:
+    """The same at two sites if and only if their layouts are."""
+    return hashlib.sha256(json.dumps(asdict(layout_of(schema)), sort_keys=True).encode()).hexdigest()
+
+
+def fitting(
+    layout: Layout, sites: Sites, name: str, table: Table | None, labels: Cells, shape: Sequence[int] = ()
+) -> Schema:
+    """The schema by which this site's data are read; ``Differs`` if they do not fit it."""
+    agreed = schema_of(layout)
+    if found := list(differences(agreed, sites, table, labels, shape)):
+        more = f"; and {len(found) - MOST} more differences" if len(found) > MOST else ""
+        raise Differs(f"site {name} differs from the agreed layout: {'; '.join(found[:MOST])}{more}", HINT)
+    if sites.classes is None or not agreed.classes:
+        return agreed
+    return replace(agreed, classes={name: tuple(map(canonical, texts)) for name, texts in sites.classes.items()})
+
+
+def differences(
+    agreed: Schema, sites: Sites, table: Table | None, labels: Cells, shape: Sequence[int] = ()
+) -> Iterator[str]:
+    if sites.label != agreed.label:
+        yield f"the label is '{sites.label}' here and '{agreed.label}' there"
+    if (table is not None) != bool(agreed.columns):
+        yield "this is a table, agreed are samples" if table is not None else "these are samples, agreed is a table"
+    elif table is not None:
+        yield from _columns(agreed, sites, table)
+    elif tuple(shape) != agreed.shape:
+        yield f"samples have the shape {list(shape)} here and {list(agreed.shape)} there"
+    yield from _classes(agreed, sites, labels) if agreed.classes else _numbers(agreed, labels)
+
+
+def between(agreed: Schema, mine: Schema) -> Iterator[str]:
+    """What differs between two schemas, such as a site's schema_file and the run's layout."""
+    one, other = asdict(layout_of(agreed)), asdict(layout_of(mine))
+    there, here = ({c["name"]: c for c in side.pop("columns")} for side in (one, other))
+    yield from (f"{key} is {other[key]!r} here and {one[key]!r} there" for key in one if one[key] != other[key])
+    yield from (f"column '{name}' is not in the schema_file" for name in there if name not in here)
+    yield from (f"column '{name}' is not agreed" for name in here if name not in there)
+    yield from (f"column '{name}' differs" for name in there if name in here and here[name] != there[name])
+    if there.keys() == here.keys() and list(there) != list(here):
+        yield "the columns are in another order"
+
+
+def _columns(agreed: Schema, sites: Sites, table: Table) -> Iterator[str]:
+    names = [column.name for column in agreed.columns]
+    extra = [name for name in table.columns if name not in names]
+    for column in agreed.columns:
+        if column.name in table.columns:
+            yield from _column(column, sites, table)
+        else:
+            like = closest(column.name, extra)
+            yield f"there is no column '{column.name}'{f', but one called {like!r}' if like else ''}"
+    ordered = [name for name in names if name in table.columns]
+    mine = [name for name in table.columns if name in names]
+    if mine != ordered:
+        k = next(k for k, name in enumerate(mine) if name != ordered[k])
+        yield f"the columns are in another order: '{mine[k]}' stands in the place of '{ordered[k]}'"
+
+
+def _column(column: Column, sites: Sites, table: Table) -> Iterator[str]:
+    unit = sites.units.get(column.name, "")
+    if unit and column.unit and unit != column.unit:
+        yield f"column '{column.name}' is in {unit} here and in {column.unit} there"
+    cells = table.columns[column.name]
+    if column.kind == "category":
+        odd = [cell for cell in cells if cell is not None and cell not in column.levels]
+        if odd:
+            yield f"column '{column.name}' has '{odd[0]}' (line {_line(table, cells, odd[0])}), which is not agreed"
+    elif column.name in sites.categories:
+        yield f"column '{column.name}' is a code here and a number there"
+    else:
+        odd = [cell for cell in cells if cell is not None and as_number(cell) is None]
+        if odd:
+            yield f"column '{column.name}' has the text '{odd[0]}' (line {_line(table, cells, odd[0])})"
+
+
+def _line(table: Table, cells: Cells, wanted: str) -> int:
+    return int(table.lines[list(cells).index(wanted)])
+
+
+def _classes(agreed: Schema, sites: Sites, labels: Cells) -> Iterator[str]:
+    there = list(agreed.class_names)
+    if sites.classes is not None and (here := list(sites.classes)) != there:
+        order = " in this order" if set(here) == set(there) else ""
+        yield f"the classes are {', '.join(here)} here and {', '.join(there)}{order} there"
+    elif sites.classes is None:
+        known = {value for values in agreed.classes.values() for value in values}
+        odd = sorted({str(label) for label in labels if label not in known})
+        if odd:
+            yield f"the label '{odd[0]}' is none of the classes {', '.join(there)}; say in [sites] classes which it is"
+
+
+def _numbers(agreed: Schema, labels: Cells) -> Iterator[str]:
+    values = [as_number(label) for label in labels]
+    if None in values:
+        yield f"the label '{labels[values.index(None)]}' is not a number"
+    elif agreed.target_range is not None:
+        low, high = agreed.target_range
+        out = [value for value in values if value is not None and not low <= value <= high]
+        if out:
+            yield f"{len(out)} labels, such as {out[0]:g}, are outside of {low:g} to {high:g}"

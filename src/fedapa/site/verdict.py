@@ -1,0 +1,67 @@
+"""Did a site gain by joining? Two models on the same test rows, and which of them to use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapa.analysis.statistics import FEWEST_ROWS, Floats, Interval
+from fedapa.site.measures import AUC, Measure
+from fedapa.site.silo_scores import shown
+
+DRAWS = 500
+ALONE, JOINED = "alone", "joined"
+
+
+class Verdict(NamedTuple):
+    measure: Measure
+    gain: Interval  # above 0: the joined model is better
+    use: str  # ALONE or JOINED
+    text: str
+
+
+def judge(measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joined: Floats, what: str) -> Verdict:
+    """By the AUC of two classes, else by the first measure that has a value; ``what`` names the joined model."""
+    ordered = sorted(measures, key=lambda measure: measure != AUC) if alone.shape[1] == 2 else list(measures)
+    values = [(m, m.of(y, alone), m.of(y, joined)) for m in ordered]
+    known = [(m, a, b) for m, a, b in values if a is not None and b is not None]
+    if not known:
+        nothing = Interval(float("nan"), None, None, None)
+        return Verdict(ordered[0], nothing, ALONE, "the test rows are too few or too alike to compare the models")
+    measure, one, other = known[0]
+    gain = paired(measure, y, alone, joined)
+    use = JOINED if gain.mean > 0 else ALONE
+    scores = f"{measure.title} {measure.scale * one:.{measure.digits}f} alone, "
+    scores += f"{measure.scale * other:.{measure.digits}f} {what}, gain {shown(measure, gain, signed=True)}"
+    return Verdict(measure, gain, use, f"{_words(gain, what)} ({scores})")
+
+
+def paired(measure: Measure, y: npt.NDArray[Any], alone: Floats, joined: Floats) -> Interval:
+    """The gain, with the percentile interval over redrawn rows; both models are judged on the same redrawn rows."""
+
+    def gap(rows: npt.NDArray[np.int64]) -> float | None:
+        a, b = measure.of(y[rows], alone[rows]), measure.of(y[rows], joined[rows])
+        return None if a is None or b is None else measure.sign * (b - a)
+
+    value = gap(np.arange(len(y)))
+    if value is None:
+        return Interval(float("nan"), None, None, None)
+    draws = np.random.default_rng(0).integers(len(y), size=(DRAWS, len(y)))
+    found = np.array([v for rows in draws if (v := gap(rows)) is not None])
+    if len(y) < FEWEST_ROWS or len(found) < 2 or not np.ptp(found) > 0:
+        return Interval(value, None, None, None)
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Interval(value, float(found.std(ddof=1)), float(low), float(high))
+
+
+def _words(gain: Interval, what: str) -> str:
+    if gain.low is not None and gain.low > 0:
+        return f"the {what} model is better than the one trained alone"
+    if gain.high is not None and gain.high < 0:
+        return "the model trained alone is better: use that one"
+    if gain.mean <= 0:
+        return "no gain is shown: use the model trained alone"
+    return f"the {what} model is ahead, by less than chance allows to tell"
