@@ -41,7 +41,7 @@ from fedapa.training.task import Task
 # Keys that do not change numbers. The engine changes last digits only, and a run records it.
 ASIDE = {
     "data": ("data_dir",),
-    "sites": ("schema_file",),
+    "sites": ("schema_file", "subgroups"),
     "run": ("workers", "engine", "checkpoint_every", "mmap_above_mb"),
 }
 
