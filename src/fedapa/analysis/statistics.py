@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedapa.core.ranking import auc as auc
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FEWEST = 3  # allocations: no interval and no test from fewer
@@ -104,20 +106,6 @@ def share(correct: int, total: int) -> Interval:
     low, high = (float(bound) for bound in exact(correct, total))
     bounds = (low, high) if total >= FEWEST_ROWS else (None, None)
     return Interval(correct / total if total else float("nan"), None, *bounds)
-
-
-def auc(y: Ints, p: Floats) -> float | None:
-    """Area under the ROC curve of p [n, C]: of the last class if there are two, else the mean of one against the rest.
-
-    None where the rows hold fewer than two classes.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    present = [c for c in range(p.shape[1]) if 0 < (y == c).sum() < len(y)]
-    if p.shape[1] == 2:
-        present = present[-1:]
-    areas = [roc_auc_score(y == c, p[:, c]) for c in present]
-    return float(np.mean(areas)) if areas else None
 
 
 def bootstrap(

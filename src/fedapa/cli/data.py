@@ -94,7 +94,7 @@ def _wanted(files: tuple[Path, ...], said: dict[str, Any]) -> tuple[Any, set[str
     named = {path.stem: str(path) for path in files}
     if len(named) < len(files):
         raise InputError("two files have the same name", "give every site's file a name of its own")
-    lists = {name: _words(said.pop(name)) for name in ("drop", "categories", "subgroups")}
+    lists: dict[str, Any] = {name: _words(said.pop(name)) for name in ("drop", "categories", "subgroups")}
     missing, classes = _pairs(said.pop("missing")), _pairs(said.pop("classes"))
     given = {name for name in ("encoding", "decimal", "thousands") if said[name] is not None}
     kept = {name: value for name, value in said.items() if value is not None and name != "dates"}
@@ -102,7 +102,12 @@ def _wanted(files: tuple[Path, ...], said: dict[str, Any]) -> tuple[Any, set[str
     plain = tuple(name for name, value in missing.items() if value is None)
     special = {name: tuple(value.split("|")) for name, value in missing.items() if value is not None}
     merged = {name: (name,) if value is None else tuple(value.split("|")) for name, value in classes.items()}
-    own = {"missing": (*MISSING, *plain), "missing_values": special, "classes": merged or None, "dates": dates}
+    own: dict[str, Any] = {
+        "missing": (*MISSING, *plain),
+        "missing_values": special,
+        "classes": merged or None,
+        "dates": dates,
+    }
     return Sites(files=named, **own, **lists, **kept), given
 
 
@@ -123,16 +128,16 @@ def _inspect(wanted: Any, given: set[str], repeats: int, out: Path, form: str) -
     found = inspection.inspected(wanted, given)
     said = shlex.join(["fedapa", *sys.argv[1:]])
     write_atomically(out, describe.config_text(found, out.absolute().parent, said, repeats).encode())
-    if found.problems:
+    if (own := found.own) is None:
         _refuse(found, out)
-    clients = [_site_row(client, found.own.schemas[0]) for client in found.own.data.clients]
+    clients = [_site_row(client, own.schemas[0]) for client in own.data.clients]
     if form == "json":
         ui.dump(
             {
                 "columns": {name: p.columns for name, p in found.profiles.items()},
                 "sites": clients,
                 "notes": found.notes,
-                "inputs": found.own.schemas[0].inputs,
+                "inputs": own.schemas[0].inputs,
                 "written": str(out),
             }
         )

@@ -200,7 +200,7 @@ def _correlated(both: Sequence[tuple[Any, Any]]) -> float:
     found = np.array([pair for pair in pairs if None not in pair], dtype=np.float64).reshape(-1, 2)
     if len(found) < len(both) / 2 or len(found) < 20 or not (np.ptp(found, axis=0) > 0).all():
         return 0.5
-    return 0.5 + 0.5 * float(abs(np.corrcoef(found.T)[0, 1]))
+    return 0.5 + 0.5 * float(abs(np.asarray(np.corrcoef(found.T))[0, 1]))
 
 
 def _ranked(values: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:

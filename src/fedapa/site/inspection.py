@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from fedapa.data.cell_format import (
     ISO,
@@ -92,8 +93,9 @@ def rare_share(own: Own) -> float | None:
     """The share of the rarer of two classes over all sites, where it is so rare that the accuracy says little."""
     if own.data.classes != 2:
         return None
-    counts = sum(part.y.bincount(minlength=2) for client in own.data.clients for part in (client.train, client.test))
-    share = float(min(counts)) / float(sum(counts))
+    parts = [part.y for client in own.data.clients for part in (client.train, client.test)]
+    counts = torch.cat(parts).bincount(minlength=2)
+    share = float(counts.min() / counts.sum())
     return share if share < RARE_CLASS else None
 
 
@@ -173,7 +175,7 @@ def _columns(tables: Iterable[Table]) -> dict[str, list[str]]:
 
 def _numbers(
     sites: Sites, columns: Mapping[str, list[str]], given: set[str]
-) -> tuple[dict[str, object], list[str], list[InputError]]:
+) -> tuple[dict[str, Any], list[str], list[InputError]]:
     """The decimal sign and the sign between thousands that make numbers of all columns that look like it."""
     if {"decimal", "thousands"} & given:
         return {}, [], []

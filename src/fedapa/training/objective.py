@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.hyper_parameters import check_settings, hyper
-from fedapa.core.scores import ACCURACY, LOSS, MAE, R2, RMSE, Score
+from fedapa.core.ranking import auc, average_precision, brier
+from fedapa.core.scores import ACCURACY, AUC, AVERAGE_PRECISION, BRIER, LOSS, MAE, R2, RMSE, Score
 from fedapa.errors import InputError
 from fedapa.plugins import load_object
 
@@ -79,11 +81,25 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """Cross-entropy, and the share of largest logits that are right."""
+    """Cross-entropy, and the share of largest logits that are right; another primary score if one is named."""
+
+    score: Literal["accuracy", "AUC", "average precision", "Brier", "loss"] = hyper("accuracy", "the primary score")
 
     scores = (ACCURACY, LOSS)
     target = "class"
     fuses = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = (ACCURACY, LOSS, AUC, AVERAGE_PRECISION, BRIER)
+        first = next(score for score in known if score.name == self.score)
+        rest = tuple(score for score in Classification.scores if score is not first)
+        object.__setattr__(self, "scores", (first, *rest))  # of this objective, not of its class
+
+    def __repr__(self) -> str:
+        """Settings that are no default: they came later than runs that are to go on."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Classification({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     def outputs(self, classes: int) -> int:
         return classes
@@ -95,10 +111,26 @@ class Classification(Objective):
         return F.cross_entropy(outputs, y)
 
     def measure(self, outputs: Tensor, y: Tensor) -> Sums:
-        return {"accuracy": (int((outputs.argmax(1) == y).sum()), len(y)), "loss": total_loss(self, outputs, y)}
+        found: dict[str, tuple[float, float]] = {
+            "accuracy": (int((outputs.argmax(1) == y).sum()), len(y)),
+            "loss": total_loss(self, outputs, y),
+        }
+        if self.score in WHOLE:
+            p = np.asarray(self.predictions(outputs.double()).numpy(), dtype=np.float64)
+            value = WHOLE[self.score](y.numpy(), p) if len(y) else None
+            found[self.score] = (0.0, 0.0) if value is None else (value * len(y), len(y))
+        return found
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs, dim=1)
+
+
+# Scores of all samples of a client at once; they travel as their value times the number of samples, and that number.
+WHOLE: dict[str, Callable[[Any, Any], float | None]] = {
+    AUC.name: auc,
+    AVERAGE_PRECISION.name: average_precision,
+    BRIER.name: brier,
+}
 
 
 @dataclass(frozen=True)
