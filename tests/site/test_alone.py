@@ -42,7 +42,7 @@ def test_a_badly_trained_local_is_no_rival(tmp_path: Path, monkeypatch: pytest.M
         assert one.best[0].held > one.network[0].held
         assert one.network[0].kind == NETWORK
         assert one.network[0].settings["lr"] == pytest.approx(0.0015)  # three times the rate, as long as is tried
-        assert one.plain[1].shape == (22, 2)
+        assert one.plain[1].shape[1] == 2
 
 
 def test_choices_do_not_see_test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     measures = silo_scores.measures_in(runs[0])
     training = training_of(wanted, "local")
     everything = silo_scores.as_dict(scored, measures, ways, training.lr * training.epochs * wanted.run.rounds)
-    write_json(out / "silo.json", everything)
+    write_json(out / result_sets.SILO, everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
     delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
