@@ -4,8 +4,8 @@
     python examples/own_data.py FOLDER
 
 schools.csv     numbers, 65 sites: exam scores of 4,059 pupils of inner London (mlmRev's Exam), by school
-caravan.csv     rare class, 9 sites: who has a caravan insurance, 6 % of 5,822 households (ISLR's Caravan), by customer type
-housing.csv     time, 46 sites: median price of houses sold in cities of Texas, 2000 to 2015, by month (ggplot2's txhousing)
+caravan.csv     rare class, 9 sites: who has a caravan insurance, 6 % of 5,822 (ISLR's Caravan), by customer type
+housing.csv     time, 46 sites: median price of houses sold in cities of Texas, by month (ggplot2's txhousing)
 """
 
 from __future__ import annotations
