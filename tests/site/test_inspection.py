@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from command import Call
+from fedapa.site.inspection import shortened
 
 
 def write_german(folder: Path, name: str, seed: int, encoding: str = "latin-1") -> None:
@@ -150,3 +151,14 @@ def test_small_tables_get_more_rounds(fedapa: Call, tmp_path: Path, rows: int, r
     (tmp_path / "a.csv").write_text("\n".join(["u,y", *lines]))
     assert fedapa("data", "inspect", "a.csv", "--label", "y").code == 0
     assert tomllib.loads((tmp_path / "site.toml").read_text())["run"]["rounds"] == rounds
+
+
+def test_notes_about_many_sites_are_one() -> None:
+    copies = [f"site {k}: {k} rows are copies of others and stay on their side of the split" for k in range(1, 6)]
+    shared = [f"sites {k} and {k + 1} share 2 equal rows" for k in range(4)]
+    assert shortened([*copies, *shared, "something else"]) == [
+        "5 sites: 15 rows are copies of others and stay on their side of the split",
+        "4 pairs of sites share 8 equal rows",
+        "something else",
+    ]
+    assert shortened(copies[:2]) == copies[:2]

@@ -56,6 +56,7 @@ def run(
     from fedapa.cli import common
     from fedapa.config.experiment import load_own
     from fedapa.errors import InputError
+    from fedapa.site.inspection import shortened
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     own = load_own(wanted, wanted.seeds[0])
@@ -64,7 +65,7 @@ def run(
         raise InputError(f"--deliver {chosen}: not one of the methods", f"choose from {', '.join(wanted.methods)}")
     out = out or common.default_out(config)
     runs = common.prepare(wanted, out)
-    for note in own.notes:
+    for note in shortened(own.notes):
         ui.say(f"note: {note}")
     failed = common.play_all(runs, out)
     common.tell_refused(runs)

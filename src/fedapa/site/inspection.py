@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,9 @@ SEVERAL = {  # what is said of many columns at once
 }
 
 
+ABOUT_SITES = re.compile(r"(?:site .+: |sites .+ share )(?P<rows>\d+) (?P<what>equal rows|rows [^,]+)")
+
+
 class Inspection(NamedTuple):
     sites: Sites  # as given, with what was found about the files
     target: Target
@@ -74,7 +78,7 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     sites = replace(sites, drop=tuple(dict.fromkeys((*sites.drop, *left_out(list(profiles.values()))))))
     found += [error for error in problems(sites, target) if error.message not in [one.message for one in found]]
     own = assemble(sites, target=target) if not found else None
-    notes += [] if own is None else [*own.notes, *_doubts(own)]
+    notes += [] if own is None else [*shortened(own.notes), *_doubts(own)]
     notes += [f"left out: {some(sites.drop)}"] if sites.drop else []
     if target == "number":
         notes.append(f"'{sites.label}' holds numbers: they are predicted as numbers (regression)")
@@ -264,6 +268,22 @@ def summary(warnings: Mapping[str, Sequence[Warned]], is_random: bool = True, mo
             where = f" ({some(files, 3)})" if len(warnings) > 1 else ""
             notes.append(f"{said[0][1].text}{where}{_ways_out(kind)}")
     return notes
+
+
+def shortened(notes: Sequence[str], most: int = 3) -> list[str]:
+    """Notes that say the same of many sites become one, with the rows added up."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for note in notes:
+        parts = ABOUT_SITES.fullmatch(note)
+        found.setdefault(parts["what"] if parts else note, []).append((note, int(parts["rows"]) if parts else 0))
+    return [line for what, said in found.items() for line in _at_once(what, said, most)]
+
+
+def _at_once(what: str, said: Sequence[tuple[str, int]], most: int) -> list[str]:
+    if len(said) <= most:
+        return [note for note, _ in said]
+    who = "pairs of sites share" if what == "equal rows" else "sites:"
+    return [f"{len(said)} {who} {sum(rows for _, rows in said)} {what}"]
 
 
 def _key(warned: Warned) -> str:
