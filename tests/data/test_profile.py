@@ -42,6 +42,19 @@ def test_ordinary_columns_raise_no_question() -> None:
     assert [row["type"] for row in found.columns] == ["number", "text"]
 
 
+def test_amounts_are_no_identifiers() -> None:
+    found = profile(table(money=[1000 + 7919 * k % 90000 for k in range(N)], y=Y), "y")
+    assert found.warnings == []
+
+
+def test_rows_of_one_person_and_numbers_that_count() -> None:
+    persons = [f"P{k // 4}" for k in range(N)]
+    found = profile(table(subject=persons, step=list(range(0, 100 * N, 100)), x=list(RNG.normal(size=N)), y=Y), "y")
+    assert found.named("group") == ["subject"]
+    assert found.named("order") == found.named("identifier") == ["step"]
+    assert not profile(table(subject=persons[:10] * 4, x=list(RNG.normal(size=N)), y=Y), "y").named("order")
+
+
 def test_small_classes_and_missing_labels() -> None:
     labels = ["a"] * 30 + ["b"] * 9 + [None]
     texts = [warned.text for warned in profile(table(x=list(np.arange(40) / 7), y=labels), "y").warnings]

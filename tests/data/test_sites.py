@@ -125,6 +125,7 @@ def test_copies_stay_on_one_side() -> None:
     x, y = np.array([[1.0], [2.0], [1.0], [1.0]]), np.array([0, 0, 0, 1])
     (twins,) = equal_rows(x, y)
     assert twins.tolist() == [0, 2]
+    assert equal_rows(np.zeros((2, 1)), np.array([-0.5, -0.7], np.float32)) == []  # numbers to predict
     assert kept_together(np.array([True, False, False, False]), [twins]).tolist() == [True, False, True, False]
 
 

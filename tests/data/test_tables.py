@@ -3,7 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapa.data.tables import Table, canonical, read_table
+from fedapa.data.cell_format import canonical
+from fedapa.data.tables import Table, read_table
 from fedapa.errors import InputError
 
 
@@ -87,12 +88,29 @@ def test_another_encoding(tmp_path: Path) -> None:
         read_table(path, encoding="latin-x")
 
 
-def test_two_gigabytes_are_refused_at_once(tmp_path: Path) -> None:
+def test_two_gigabytes_without_a_line_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     with open(path, "wb") as file:
         file.truncate(2 * 2**30)  # a hole: takes no room
-    with pytest.raises(InputError, match=r"2\.0 GiB; tables are held in memory"):
+    with pytest.raises(InputError, match=r"2\.0 GiB\): line 1 never ends"):
         read_table(path)
+
+
+def test_large_files_are_read_in_pieces_and_only_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"{k},text {k},{k % 3}" for k in range(100)]
+    path = write(tmp_path / "a.csv", "\n".join(["a,b,c", *rows]))
+    whole = cells(read_table(path, unused=["b"]))
+    assert whole["b"][7] == "text 7"  # small: kept, for held-out.csv
+    monkeypatch.setattr("fedapa.data.tables.LARGEST_TEXT", 100)
+    monkeypatch.setattr("fedapa.data.tables.LARGEST_CELLS", 250)
+    monkeypatch.setattr("fedapa.data.tables.PIECE", 7)
+    monkeypatch.setattr("fedapa.data.tables.MOST_KNOWN", 5)
+    found = read_table(path, unused=["b"])
+    assert cells(found) == whole | {"b": [None] * 100}
+    assert found.lines.tolist() == list(range(2, 102))
+    with pytest.raises(InputError, match="more than 0 million cells; tables are held in memory") as caught:
+        read_table(path)
+    assert "drop" in caught.value.hint
 
 
 @pytest.mark.parametrize(("name", "said"), [("gone.csv", "does not exist"), ("a.xlsx", "'.xlsx' are not known")])

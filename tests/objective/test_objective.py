@@ -244,3 +244,51 @@ def test_an_objective_that_is_none(config: Path, fedapa: Call) -> None:
 def test_a_score_of_one_s_own_needs_no_code_to_be_read() -> None:
     (found,) = scores_from_json(scores_to_json((Score("deviance", better="lower", low=0.0),)))
     assert (found.sign, found.high) == (-1, math.inf)
+
+
+# --- another primary score -----------------------------------------------------------------------
+
+
+def test_the_primary_score_of_classes_can_be_chosen() -> None:
+    from fedapa.training.objective import Classification
+
+    assert repr(Classification()) == "Classification()"  # runs that began before go on
+    assert [score.name for score in Classification().scores] == ["accuracy", "loss"]
+    judged = Classification(score="AUC")
+    assert [score.name for score in judged.scores] == ["AUC", "accuracy", "loss"]
+    assert judged.primary.name == "AUC"
+    outputs, y = torch.tensor([[0.0, -2.0], [0.0, -1.0], [0.0, -0.5], [0.0, -3.0]]), torch.tensor([0, 1, 1, 0])
+    found = judged.measure(outputs, y)
+    assert found["AUC"] == (4.0, 4)  # all rows ranked right, and none of class 1 found
+    assert found["accuracy"] == (2, 4)
+    assert judged.measure(outputs, torch.zeros(4, dtype=torch.int64))["AUC"] == (0.0, 0.0)  # one class: no AUC
+    p = torch.softmax(outputs.double(), 1)[:, 1]
+    brier = float((p - y.double()).square().mean())
+    assert Classification(score="Brier").measure(outputs, y)["Brier"] == (pytest.approx(4 * brier), 4)
+    with pytest.raises(InputError, match="score"):
+        Classification(score="recall")  # type: ignore[arg-type]
+
+
+def test_auc_is_the_headline_of_run_and_compare(tmp_path: Path, fedapa: Call) -> None:
+    from hospitals import write_hospitals
+
+    write_hospitals(tmp_path)
+    words = ("run", "silo.toml", "--out", "o", "--set", "objective.score=AUC", "--seeds", "1")
+    assert fedapa(*words).code == 0
+    shown = fedapa("compare", "o")
+    assert "after AUC" in shown.out
+    row = json.loads(fedapa("compare", "o", "--format", "json").out)["methods"][0]
+    assert row["score"]["name"] == "AUC"
+    assert 0 < row["after_last"] <= 1
+
+
+def test_survival_by_hand() -> None:
+    """Three rows: events at 1 and 2, censored at 3. The loss of an event is over those still at risk."""
+    cox = make_objective(f"{OWN.parent / 'survival.py'}:Cox")
+    outputs, y = torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([1.0, 2.0, -3.0])
+    e = math.e
+    wanted = [math.log(e**2 + e + 1) - 2, math.log(e + 1) - 1, 0.0]
+    np.testing.assert_allclose(cox.losses(outputs, y).numpy(), wanted, rtol=1e-5)
+    assert cox.measure(outputs, y)["concordance"] == (3.0, 3.0)
+    assert cox.measure(-outputs, y)["concordance"] == (0.0, 3.0)
+    assert cox.measure(outputs, torch.tensor([1.0, -0.5, -3.0]))["concordance"] == (1.0, 1.0)  # 0.5 is censored

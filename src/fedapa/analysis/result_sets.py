@@ -19,12 +19,9 @@ from fedapa.store import provenance
 from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.run_folder import runs_under
 
-LATER = (
-    "attackers",
-    "attacker_weight",
-    "groups_found",
-    "evaluated_rounds",
-)  # lists that older files of results do not have
+SILO = "silo.json"  # the scores of sites, beside their runs
+# Lists that older files of results do not have.
+LATER = ("attackers", "attacker_weight", "groups_found", "evaluated_rounds")
 
 
 class Found(NamedTuple):
@@ -69,6 +66,19 @@ def _scenario(run: Path, folder: Path) -> str:
 def protection(runs: Sequence[RunResult]) -> list[str]:
     """What noised uploads protect and what not, method by method."""
     return privacy.told({run.label: account for run in runs if (account := run.privacy) is not None})
+
+
+def site_notes(runs: Sequence[RunResult]) -> list[str]:
+    """What `silo run` found beside these runs: gains over the best that sites can do alone, and doubts."""
+    folders = dict.fromkeys(run.source.parent for run in runs if run.source is not None)
+    found: list[str] = []
+    for folder in folders:
+        try:
+            notes = json.loads((folder / SILO).read_text(encoding="utf-8"))["notes"]
+            found += [str(note) for note in notes if str(note) not in found]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # there is none, or it is being written
+    return found
 
 
 def mixed(runs: Sequence[RunResult]) -> str:

@@ -317,6 +317,7 @@ def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
 
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
     yield from result_sets.protection([run.result for run in runs])
+    yield from result_sets.site_notes([run.result for run in runs])
     if any(not run.is_whole for run in runs):
         names = ", ".join(
             f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole

@@ -10,11 +10,13 @@ assumption, but cannot reach p < 0.25 with three allocations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+
+from fedapa.core.ranking import auc as auc
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -106,32 +108,20 @@ def share(correct: int, total: int) -> Interval:
     return Interval(correct / total if total else float("nan"), None, *bounds)
 
 
-def auc(y: Ints, p: Floats) -> float | None:
-    """Area under the ROC curve of p [n, C]: of the last class if there are two, else the mean of one against the rest.
-
-    None where the rows hold fewer than two classes.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    present = [c for c in range(p.shape[1]) if 0 < (y == c).sum() < len(y)]
-    if p.shape[1] == 2:
-        present = present[-1:]
-    areas = [roc_auc_score(y == c, p[:, c]) for c in present]
-    return float(np.mean(areas)) if areas else None
-
-
 def bootstrap(
-    y: Ints, p: Floats, measure: Callable[[Ints, Floats], float | None], draws: int = 500, level: float = 0.95
+    y: Any, p: Any, measure: Callable[[Any, Any], float | None], draws: int = 500, level: float = 0.95, block: int = 1
 ) -> Interval:
     """A measure of predictions p on labels y, with the percentile interval over redrawn rows.
 
     No interval where every redraw gives the same value: rows without an error say nothing about how rare errors are.
     scipy.stats.bootstrap cannot leave out the redraws that have no value, those of a single class for the AUC.
+    ``block``: so many neighbouring rows are drawn together, where neighbours are alike (circular block bootstrap).
     """
     value, random = measure(y, p), np.random.default_rng(0)
     if value is None:
         return Interval(float("nan"), None, None, None)
-    rows = random.integers(len(y), size=(draws, len(y)))
+    begins = random.integers(len(y), size=(draws, -(-len(y) // block)))
+    rows = ((begins[:, :, None] + np.arange(block)) % len(y)).reshape(draws, -1)[:, : len(y)]
     found = np.array([v for draw in rows if (v := measure(y[draw], p[draw])) is not None])
     if len(found) < 2 or not np.ptp(found) > 0:
         return Interval(value, None, None, None)

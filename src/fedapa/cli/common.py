@@ -284,6 +284,8 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
             click.echo(f"Left out until they are finished: {', '.join(names)}.")
         for line in result_sets.protection(runs):
             click.echo(f"privacy: {line}")
+        for line in result_sets.site_notes(runs):
+            click.echo(f"sites: {line}")
 
 
 def print_clients(out: Path, form: str, rival: str = "local") -> None:

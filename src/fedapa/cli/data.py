@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from fedapa.cli import ui
+
+MOST_COLUMNS = 60  # that are listed one by one
+MOST_PROBLEMS = 20
 
 
 @click.group(short_help="Fetch data sets and look at how they are split")
@@ -37,103 +40,154 @@ def fetch(name: str, data_dir: Path | None) -> None:
 @click.option("--site", "site_column", metavar="COLUMN", help="Column of sites, where one file holds all of them.")
 @click.option("--drop", default="", metavar="A,B", help="Columns to leave out.")
 @click.option("--categories", default="", metavar="A,B", help="Columns whose numbers are codes.")
+@click.option("--classes", default="", metavar="A,B", help="Classes in order, or with their labels: fine=0,ill=1|2.")
+@click.option(
+    "--missing", default="", metavar="A,B", help="More texts that mean a missing value; chol=0 in one column."
+)
+@click.option("--decimal", type=click.Choice([".", ","]), help="Sign before decimals; found by default.")
+@click.option("--thousands", metavar="SIGN", help="Sign between thousands; found by default.")
+@click.option("--dates", default="", metavar="A,B", help="Columns to make numbers of days; seen=%d.%m.%Y says how.")
 @click.option("--image", "image_column", metavar="COLUMN", help="Column of image files.")
 @click.option("--group", metavar="COLUMN", help="Split by it: rows of one group (a patient) stay together.")
 @click.option("--time", metavar="COLUMN", help="Split by it: the latest rows test.")
-@click.option("--encoding", default="utf-8", show_default=True)
+@click.option("--in-order", is_flag=True, help="The last rows of every file test.")
+@click.option("--subgroups", default="", metavar="A,B", help="Columns by which a site's own card tells scores apart.")
+@click.option("--repeats", default=10, show_default=True, type=click.IntRange(1), help="Splits of every site's rows.")
+@click.option("--encoding", help="Of text files; found by default.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="site.toml", show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @ui.format_option
 def inspect(
     files: tuple[Path, ...],
-    label: str,
-    site_column: str | None,
-    drop: str,
-    categories: str,
-    image_column: str | None,
     group: str | None,
     time: str | None,
-    encoding: str,
+    in_order: bool,
+    repeats: int,
     out: Path,
     force: bool,
     form: str,
+    **said: Any,
 ) -> None:
     """Inspect the data of one site (FILE) or several: rows, types, classes, missing values, and likely mistakes.
 
     A FILE is a .csv, .tsv, .parquet or .npz file, or a folder class/image.png. Nothing leaves the machine. The
-    result is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take.
+    result is written to OUT, a config that `fedapa silo run` and `fedapa site dry-run` take. Where something is
+    wrong, all of it is told, and OUT holds it as comments.
     """
+    from fedapa.errors import InputError
+
+    if sum(map(bool, (group, time, in_order))) > 1:
+        raise InputError("--group, --time and --in-order exclude each other", "choose one")
+    if out.exists() and not force:
+        raise InputError(f"{out} exists", "choose another --out, or --force")
+    split = "group" if group else "time" if time else "order" if in_order else "stratified"
+    wanted, given = _wanted(files, {**said, "split": split, "split_column": group or time})
+    _inspect(wanted, given, repeats, out, form)
+
+
+def _wanted(files: tuple[Path, ...], said: dict[str, Any]) -> tuple[Any, set[str]]:
+    """The section [sites] as the options have it, and which of them were given."""
+    from fedapa.data.missing import MISSING
     from fedapa.data.site_description import Sites
     from fedapa.errors import InputError
 
-    if group and time:
-        raise InputError("--group and --time exclude each other", "choose one")
     named = {path.stem: str(path) for path in files}
     if len(named) < len(files):
         raise InputError("two files have the same name", "give every site's file a name of its own")
-    wanted = Sites(
-        files=named,
-        label=label,
-        site_column=site_column,
-        drop=_words(drop),
-        categories=_words(categories),
-        image_column=image_column,
-        encoding=encoding,
-        split_column=group or time,
-        split="group" if group else "time" if time else "stratified",
-    )
-    if out.exists() and not force:
-        raise InputError(f"{out} exists", "choose another --out, or --force")
-    _inspect(wanted, out, form)
+    lists: dict[str, Any] = {name: _words(said.pop(name)) for name in ("drop", "categories", "subgroups")}
+    missing, classes = _pairs(said.pop("missing")), _pairs(said.pop("classes"))
+    given = {name for name in ("encoding", "decimal", "thousands") if said[name] is not None}
+    kept = {name: value for name, value in said.items() if value is not None and name != "dates"}
+    dates = {name: "" if form is None else form for name, form in _pairs(said["dates"]).items()}
+    plain = tuple(name for name, value in missing.items() if value is None)
+    special = {name: tuple(value.split("|")) for name, value in missing.items() if value is not None}
+    merged = {name: (name,) if value is None else tuple(value.split("|")) for name, value in classes.items()}
+    own: dict[str, Any] = {
+        "missing": (*MISSING, *plain),
+        "missing_values": special,
+        "classes": merged or None,
+        "dates": dates,
+    }
+    return Sites(files=named, **own, **lists, **kept), given
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _inspect(wanted: Any, out: Path, form: str) -> None:
-    from dataclasses import replace
+def _pairs(text: str) -> dict[str, str | None]:
+    """NAME or NAME=VALUE, separated by commas."""
+    found = (word.partition("=") for word in _words(text))
+    return {name.strip(): value.strip() if sign else None for name, sign, value in found}
 
-    from fedapa.data.sites import assemble
-    from fedapa.site import describe
+
+def _inspect(wanted: Any, given: set[str], repeats: int, out: Path, form: str) -> None:
+    from fedapa.site import describe, inspection
     from fedapa.store.checkpoint import write_atomically
 
-    tables = {} if wanted.image_column else {k: Path(f) for k, f in wanted.files.items() if _is_table(Path(f))}
-    profiles = {name: describe.inspected(path, wanted) for name, path in tables.items()}
-    wanted = replace(wanted, drop=tuple(dict.fromkeys((*wanted.drop, *describe.dropped(list(profiles.values()))))))
-    own = assemble(wanted)
-    found = [(name, warned) for name, p in profiles.items() for warned in p.warnings]
-    notes = [warned.text if len(tables) < 2 else f"{name}: {warned.text}" for name, warned in found]
-    notes += [*own.notes, *(f"left out: {name}" for name in wanted.drop)]
-    clients = [_site_row(client, own.schemas[0]) for client in own.data.clients]
+    found = inspection.inspected(wanted, given)
     said = shlex.join(["fedapa", *sys.argv[1:]])
-    write_atomically(out, describe.config_text(wanted, out.absolute().parent, said, notes).encode())
+    write_atomically(out, describe.config_text(found, out.absolute().parent, said, repeats).encode())
+    if (own := found.own) is None:
+        _refuse(found, out)
+    clients = [_site_row(client, own.schemas[0]) for client in own.data.clients]
     if form == "json":
         ui.dump(
             {
-                "columns": {name: p.columns for name, p in profiles.items()},
+                "columns": {name: p.columns for name, p in found.profiles.items()},
                 "sites": clients,
-                "notes": notes,
+                "notes": found.notes,
                 "inputs": own.schemas[0].inputs,
                 "written": str(out),
             }
         )
         return
-    for name, p in profiles.items():
-        ui.show(p.columns, form, title=f"{name}: {p.rows:,} rows")
-    ui.show(clients, form, title="sites (rows of every class)")
-    for note in notes:
+    for title, rows in _column_tables(found.profiles):
+        ui.show(rows, form, title=title)
+    ui.show(clients, form, title="sites (rows of every class)" if found.target == "class" else "sites")
+    for note in found.notes:
         click.echo(f"note: {note}")
     ui.say(f"written to {out}; next: fedapa {'silo run' if len(clients) > 1 else 'site dry-run'} {out}")
 
 
-def _is_table(path: Path) -> bool:
-    return not path.is_dir() and path.suffix.lower() != ".npz"
+def _refuse(found: Any, out: Path) -> NoReturn:
+    """Every problem as a line with its hint; the last hint says where all of it stands."""
+    from fedapa.errors import InputError
+
+    shown = found.problems[:MOST_PROBLEMS]
+    for problem in shown[:-1]:
+        click.echo(f"error: {problem.message}", err=True)
+        click.echo(f"hint: {problem.hint}", err=True)
+    more = len(found.problems) - len(shown)
+    rest = f" ({more} more problems are in {out})" if more else ""
+    raise InputError(f"{shown[-1].message}{rest}", f"{shown[-1].hint}; {out} holds all that was found")
+
+
+def _column_tables(profiles: Any) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Every column of a few files; of wide tables and many files the kinds of columns, over all files."""
+    whole = sum(len(p.columns) for p in profiles.values())
+    if whole <= MOST_COLUMNS:
+        return [(f"{name}: {p.rows:,} rows", p.columns) for name, p in profiles.items()]
+    kinds: dict[str, dict[str, None]] = {}
+    for p in profiles.values():
+        for row in p.columns:
+            kinds.setdefault(row["type"], {})[row["column"]] = None
+    rows = [{"type": kind, "columns": len(names), "names": _some(list(names))} for kind, names in kinds.items()]
+    return [(f"columns of {len(profiles)} files (--format json lists them all)", rows)]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
 
 
 def _site_row(client: Any, schema: Any) -> dict[str, Any]:
+    row = {"site": client.name, "rows": len(client.train.y) + len(client.test.y), "test rows": len(client.test.y)}
+    if not schema.classes:
+        import torch
+
+        y = torch.cat([client.train.y, client.test.y]).double()
+        return row | {"mean": f"{y.mean():.4g}", "lowest": f"{y.min():.4g}", "highest": f"{y.max():.4g}"}
     counts = sum(part.y.bincount(minlength=len(schema.classes)) for part in (client.train, client.test)).tolist()
-    row = {"site": client.name, "rows": len(client.train.y) + len(client.test.y)}
     return row | dict(zip(schema.class_names, counts, strict=True))
 
 

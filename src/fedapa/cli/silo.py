@@ -9,6 +9,8 @@ import click
 
 from fedapa.cli import ui
 
+MOST_SITES = 12  # whose rows are printed one by one
+
 
 @click.group(short_help="Simulate a federation of your own sites on one machine")
 def command() -> None:
@@ -24,6 +26,9 @@ def command() -> None:
 @click.option(
     "--deliver-anyway", "anyway", is_flag=True, help="Also deliver models that predict one class for all rows."
 )
+@click.option(
+    "--no-baselines", "bare", is_flag=True, help="Skip what every site can do alone: gains are then over Local as set."
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the runs.")
 @ui.format_option
 def run(
@@ -34,18 +39,24 @@ def run(
     data_dir: str | None,
     deliver: str | None,
     anyway: bool,
+    bare: bool,
     out: Path | None,
     form: str,
 ) -> None:
     """Run every method of CONFIG on every split of the sites' data and show the scores of every site.
 
     Every seed is another split. Intervals are 95 % confidence intervals over the splits, widened for the rows that
-    splits share. The models of the first split go to OUT/sites/NAME/site-model; a model that is no better than
+    splits share; where all splits have the same test rows (time), they are by bootstrap of these rows. Gains are over
+    the better of two models that a site can have alone: the network with rate, rounds and weight decay of its own, and
+    a plain model of scikit-learn, both chosen on rows held out from its train rows.
+
+    The models of the first split go to OUT/sites/NAME/site-model; a model that is no better than
     the most frequent class is not delivered. The same command with the same --out resumes an interrupted one.
     """
     from fedapa.cli import common
     from fedapa.config.experiment import load_own
     from fedapa.errors import InputError
+    from fedapa.site.inspection import shortened
 
     wanted = common.read(config, methods, seeds, changes, data_dir)
     own = load_own(wanted, wanted.seeds[0])
@@ -54,31 +65,39 @@ def run(
         raise InputError(f"--deliver {chosen}: not one of the methods", f"choose from {', '.join(wanted.methods)}")
     out = out or common.default_out(config)
     runs = common.prepare(wanted, out)
-    for note in own.notes:
+    for note in shortened(own.notes):
         ui.say(f"note: {note}")
     failed = common.play_all(runs, out)
     common.tell_refused(runs)
     if failed:
         raise common.summed_up(failed, len(runs), out)
-    _report(wanted, runs, out, chosen, anyway, form)
+    _report(wanted, runs, out, chosen, anyway, bare, form)
 
 
-def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool, form: str) -> None:
+def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool, bare: bool, form: str) -> None:
     from fedapa.analysis import result_sets
+    from fedapa.config.load import training_of
     from fedapa.data.schema import to_json
     from fedapa.site import silo_scores
     from fedapa.site.export_models import agreed_schema, deliver_all
     from fedapa.store.checkpoint import write_json
 
-    scored = []
+    scored: list[Any] = []
+    ways: list[dict[str, Any]] = []
+    seeds = [] if bare else wanted.seeds
     with ui.progress() as bar:
-        task = bar.add_task("scoring", total=len(runs), note="")
+        task = bar.add_task("scoring", total=len(runs) + len(seeds), note="")
         for folder in runs:
             scored += silo_scores.score_run(folder)
             bar.advance(task)
+        for seed in seeds:
+            alone, chosen_ways = silo_scores.score_alone(wanted, seed)
+            scored, ways = scored + alone, ways + chosen_ways
+            bar.advance(task)
     measures = silo_scores.measures_in(runs[0])
-    everything = silo_scores.as_dict(scored, measures)
-    write_json(out / "silo.json", everything)
+    training = training_of(wanted, "local")
+    everything = silo_scores.as_dict(scored, measures, ways, training.lr * training.epochs * wanted.run.rounds)
+    write_json(out / result_sets.SILO, everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
     folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
     delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
@@ -87,11 +106,11 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
         found = {"delivered": [str(path) for path in delivered], "not delivered": refused, "privacy": privacy}
         ui.dump(everything | found)
         return
-    ui.show(
-        [_readable(row, measures) for row in silo_scores.table(scored, measures)],
-        form,
-        title=f"{len(wanted.seeds)} splits, 95 % intervals",
-    )
+    rival, title = everything["gain over"], f"{len(wanted.seeds)} splits, 95 % intervals"
+    rows = [_readable(row, measures, rival) for row in silo_scores.table(scored, measures)]
+    if len({row["site"] for row in rows}) <= MOST_SITES:
+        ui.show(rows, form, title=title)
+    ui.show([_overall(row, measures, rival) for row in silo_scores.overall(scored, measures)], form, title="all sites")
     for note in everything["notes"]:
         click.echo(f"note: {note}")
     for line in privacy:
@@ -102,13 +121,23 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     ui.say(f"all numbers: {out}/silo.json; runs: {out}{models}")
 
 
-def _readable(row: dict[str, Any], measures: list[Any]) -> dict[str, Any]:
-    """Every measure and its gain over local training, above 0 where the method is better."""
+def _readable(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str, Any]:
+    """Every measure, and the gain in the two that count most, above 0 where the method is better."""
+    return {key: row[key] for key in ("site", "method", "test rows")} | _numbers(row, measures, rival)
+
+
+def _overall(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str, Any]:
+    counts = "/".join(str(row[key]) for key in ("gain", "lose", "unclear"))
+    return {"method": row["method"], **_numbers(row, measures, rival), "sites gain/lose/unclear": counts}
+
+
+def _numbers(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str, Any]:
     from fedapa.site.silo_scores import shown
 
-    found = {key: row[key] for key in ("site", "method", "test rows")}
+    found = {}
     for k, measure in enumerate(measures):
         found[measure.title] = shown(measure, row[measure.name])
-        gain = "vs local" if k == 0 else f"{measure.title} vs local"
-        found[gain] = shown(measure, row[f"{measure.name} gain"], signed=True)
+        if k < 2:
+            gain = f"vs {rival}" if k == 0 else f"{measure.title} vs {rival}"
+            found[gain] = shown(measure, row[f"{measure.name} gain"], signed=True)
     return found

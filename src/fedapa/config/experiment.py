@@ -46,7 +46,7 @@ from fedapa.training.task import Task
 # Keys that do not change numbers. The engine changes last digits only, and a run records it.
 ASIDE = {
     "data": ("data_dir",),
-    "sites": ("schema_file",),
+    "sites": ("schema_file", "subgroups"),
     "run": ("workers", "engine", "device", "checkpoint_every", "mmap_above_mb", "log"),
 }
 

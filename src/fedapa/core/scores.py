@@ -94,6 +94,9 @@ class Score:
 
 ACCURACY = Score("accuracy", scale=100.0, unit="%", low=0.0, high=100.0, digits=2, is_share=True)
 LOSS = Score("loss", better="lower", low=0.0, digits=4)
+AUC = Score("AUC", low=0.0, high=1.0, per_sample=False)
+AVERAGE_PRECISION = Score("average precision", low=0.0, high=1.0, per_sample=False)
+BRIER = Score("Brier", better="lower", low=0.0, high=2.0)
 RMSE = Score("RMSE", better="lower", rule="root", low=0.0)
 MAE = Score("MAE", better="lower", low=0.0)
 R2 = Score("R²", rule="one minus", high=1.0, per_sample=False)

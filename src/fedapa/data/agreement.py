@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
+from fedapa.data.cell_format import as_number, canonical
 from fedapa.data.schema import Column, Schema
 from fedapa.data.site_description import Sites
 from fedapa.data.site_layout import Layout, LayoutColumn
-from fedapa.data.tables import Cells, Table, as_number, canonical
+from fedapa.data.tables import Cells, Table
 from fedapa.errors import InputError, closest
 
 MOST = 5  # differences in one message

@@ -11,7 +11,7 @@ MissingIndicator and OneHotEncoder(handle_unknown="ignore"); as JSON it needs ne
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.tables import Cells, Table, as_number, no_such_column
+from fedapa.data.cell_format import as_number, date_formats, is_free_text, number_format
+from fedapa.data.tables import Cells, Table, no_such_column
 from fedapa.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -79,41 +80,79 @@ def lay_out(
     tables: Mapping[str, Table], label: str, classes: Mapping[str, tuple[str, ...]], categories: Sequence[str] = ()
 ) -> Schema:
     """The layout that fits the tables of all sites (without label and bookkeeping columns)."""
+    for problem in problems(tables, categories):
+        raise problem
+    first = next(iter(tables.values()))
+    return Schema(tuple(_column(name, tables, name in categories) for name in first.columns), label, classes)
+
+
+def problems(tables: Mapping[str, Table], categories: Sequence[str] = ()) -> Iterator[InputError]:
+    """Everything that keeps these tables from having one layout."""
     first_name, first = next(iter(tables.items()))
     for site, table in tables.items():
-        for name in first.columns:
-            if name not in table.columns:
-                raise _lacks(site, table, name, first_name)
-        for name in table.columns:
-            if name not in first.columns:
-                raise _lacks(first_name, first, name, site)
+        yield from _lacking(site, table, first_name, first)
+        yield from _lacking(first_name, first, site, table)
     for name in categories:
         if name not in first.columns:
-            raise no_such_column(first.path, name, "column", first.columns)
+            yield no_such_column(first.path, name, "column", first.columns)
     if not first.columns:
-        raise InputError(f"{first.path}: no column is left to learn from", "drop fewer columns")
-    columns = tuple(_column(name, tables, name in categories) for name in first.columns)
-    return Schema(columns, label, classes)
+        yield InputError(f"{first.path}: no column is left to learn from", "drop fewer columns")
+    for name in first.columns:
+        if all(name in table.columns for table in tables.values()):
+            yield from _column_problems(name, tables, name in categories)
 
 
-def _lacks(site: str, table: Table, name: str, other: str) -> InputError:
-    return InputError(
-        f"site {site} has no column '{name}' ({table.path.name}), site {other} has one",
-        f'add it, empty if it was never measured, or leave it out everywhere: drop = ["{name}"]',
-    )
+def _lacking(site: str, table: Table, other: str, theirs: Table) -> Iterator[InputError]:
+    gone = [name for name in theirs.columns if name not in table.columns]
+    if gone:
+        listed = ", ".join(f'"{name}"' for name in gone)
+        yield InputError(
+            f"site {site} has no column{'s' if len(gone) > 1 else ''} {some(gone)} ({table.path.name}),"
+            f" site {other} has {'them' if len(gone) > 1 else 'one'}",
+            f"add {'them' if len(gone) > 1 else 'it'}, empty if never measured, or leave out everywhere:"
+            f" drop = [{listed}]",
+        )
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """The first of many names, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _column_problems(name: str, tables: Mapping[str, Table], is_category: bool) -> Iterator[InputError]:
+    if not is_category and _is_numeric(name, tables):
+        yield from _texts_among_numbers(name, tables)
+        return
+    levels = _levels(name, tables)
+    if len(levels) > MOST_LEVELS:
+        yield InputError(*_why_texts(name, levels))
+
+
+def _why_texts(name: str, levels: Sequence[str]) -> tuple[str, str]:
+    """What a column of many texts is, and what to do about it."""
+    what, leave = f"column '{name}' has {len(levels)} different texts, such as '{levels[0]}'", f'drop = ["{name}"]'
+    if (written := number_format(levels)) is not None:
+        thousands = f'; thousands = "{written.thousands}"' if written.thousands else ""
+        return f"{what}: numbers with another decimal sign", f'say so: decimal = "{written.decimal}"{thousands}'
+    if forms := date_formats(levels):
+        dates = " or ".join(f'dates = {{ "{name}" = "{form}" }}' for form in forms)
+        return f"{what}: dates", f"make them numbers of days: {dates}; or leave them out: {leave}"
+    if is_free_text(levels):
+        why = "free text, which no model here reads (columns are numbers or categories)"
+        return f"{what}: {why}", f"code what matters in it as columns, and leave it out: {leave}"
+    return f"{what}: an identifier?", f"leave it out: {leave}"
+
+
+def _levels(name: str, tables: Mapping[str, Table]) -> list[str]:
+    return sorted({cell for t in tables.values() for cell in t.columns[name] if cell is not None}, key=in_order)
 
 
 def _column(name: str, tables: Mapping[str, Table], is_category: bool) -> Column:
-    cells = {site: table.columns[name] for site, table in tables.items()}
     if not is_category and _is_numeric(name, tables):
-        return Column(name, "number", indicator=any(cell is None for column in cells.values() for cell in column))
-    levels = sorted({cell for column in cells.values() for cell in column if cell is not None}, key=in_order)
-    if len(levels) > MOST_LEVELS:
-        raise InputError(
-            f"column '{name}' has {len(levels)} different texts, such as '{levels[0]}': an identifier?",
-            f'leave it out: drop = ["{name}"]',
-        )
-    return Column(name, "category", tuple(levels))
+        gaps = any(cell is None for table in tables.values() for cell in table.columns[name])
+        return Column(name, "number", indicator=gaps)
+    return Column(name, "category", tuple(_levels(name, tables)))
 
 
 def in_order(value: str) -> tuple[float, str]:
@@ -124,23 +163,30 @@ def in_order(value: str) -> tuple[float, str]:
 
 def _is_numeric(name: str, tables: Mapping[str, Table]) -> bool:
     """A column is numeric if it is so at one site; text in it at another site is a mistake, not a category."""
-    odd = {site: _first_text(table, name) for site, table in tables.items()}
-    filled = {site for site, table in tables.items() if any(cell is not None for cell in table.columns[name])}
-    numeric = [site for site in filled if odd[site] is None]
-    mostly = [site for site in filled - set(numeric) if _share_of_numbers(tables[site].columns[name]) > MOSTLY]
-    if not numeric and not mostly:
-        return not filled  # never filled anywhere: a number that is always missing
-    for site, found in odd.items():
-        if found is not None:
+    numeric, mostly = _numeric_at(name, tables)
+    filled = any(cell is not None for table in tables.values() for cell in table.columns[name])
+    return bool(numeric or mostly) or not filled  # never filled anywhere: a number that is always missing
+
+
+def _numeric_at(name: str, tables: Mapping[str, Table]) -> tuple[list[str], list[str]]:
+    """Sites where a column is numeric, and where it is mostly."""
+    share = {site: _share_of_numbers(table.columns[name]) for site, table in tables.items()}
+    known = {site: found for site, found in share.items() if found is not None}
+    return [s for s, found in known.items() if found == 1], [s for s, found in known.items() if MOSTLY < found < 1]
+
+
+def _texts_among_numbers(name: str, tables: Mapping[str, Table]) -> Iterator[InputError]:
+    numeric, mostly = _numeric_at(name, tables)
+    for site, table in tables.items():
+        if (found := _first_text(table, name)) is not None:
             value, line = found
             where = "" if site not in mostly else " among numbers"
             other = f" (numeric at {numeric[0]})" if numeric and not where else ""
-            raise InputError(
-                f"site {site}, column '{name}': text '{value}' in line {line} of {tables[site].path.name}"
-                f"{where}{other}",
-                f'fix it, or say that it is a missing value, or that the column is text: categories = ["{name}"]',
+            yield InputError(
+                f"site {site}, column '{name}': text '{value}' in line {line} of {table.path.name}{where}{other}",
+                f'fix it, or say that it is a missing value: missing_values = {{ "{name}" = ["{value}"] }},'
+                f' or that the column is text: categories = ["{name}"]',
             )
-    return True
 
 
 def _first_text(table: Table, name: str) -> tuple[str, int] | None:
@@ -150,9 +196,10 @@ def _first_text(table: Table, name: str) -> tuple[str, int] | None:
     return None
 
 
-def _share_of_numbers(cells: Cells) -> float:
+def _share_of_numbers(cells: Cells) -> float | None:
+    """None where no cell is filled."""
     filled = [cell for cell in cells if cell is not None]
-    return sum(as_number(cell) is not None for cell in filled) / max(len(filled), 1)
+    return sum(as_number(cell) is not None for cell in filled) / len(filled) if filled else None
 
 
 # --- the scaling ---------------------------------------------------------------------------------

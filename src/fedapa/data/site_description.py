@@ -13,7 +13,7 @@ from fedapa.data.missing import MISSING
 from fedapa.data.site_layout import Range
 from fedapa.toml_table import TABLE, Texts
 
-SplitRule = Literal["stratified", "group", "time"]
+SplitRule = Literal["stratified", "group", "time", "order"]
 
 
 def _by_name(value: Any) -> Any:
@@ -82,11 +82,20 @@ class Sites:
     )
     header: Annotated[Texts, Field(description="names of the columns of files without a header")] = ()
     encoding: Annotated[str, Field(description="of text files")] = "utf-8"
+    decimal: Annotated[Literal[".", ","], Field(description="sign before the decimals of a number")] = "."
+    thousands: Annotated[str, Field(max_length=1, description="sign between thousands, where there is one")] = ""
+    dates: Annotated[
+        Mapping[str, str],
+        Field(description='columns that become numbers of days: { seen = "%d.%m.%Y" }, or "ISO 8601"'),
+    ] = field(default_factory=dict)
+    booleans: Annotated[Texts, Field(description="columns of yes and no, in words: 1 and 0")] = ()
     image_column: Annotated[str | None, Field(description="column of image files, relative to the table")] = None
     image_size: Annotated[
         tuple[Size, Size] | None, Field(description="[height, width] that all images are resized to")
     ] = None
-    split: Annotated[SplitRule, Field(description="how test rows are chosen")] = "stratified"
+    split: Annotated[
+        SplitRule, Field(description="how test rows are chosen; order: the last rows of every file test")
+    ] = "stratified"
     split_column: Annotated[str | None, Field(description="column to split by: group or time")] = None
     test: Annotated[StrictFloat, Field(gt=0, lt=1, description="share of every site's rows kept for testing")] = 0.25
     validation: Annotated[
@@ -99,4 +108,7 @@ class Sites:
         Literal["together", "keep", "refuse"],
         Field(description="equal rows: on one side of the split, wherever they fall, or an error"),
     ] = "together"
+    subgroups: Annotated[
+        Texts, Field(description="columns by whose values a site's own card tells the scores apart")
+    ] = ()
     schema_file: Annotated[str | None, Field(description="agreed schema.json of a federation")] = None

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ import torch
 from fedapa.data import agreement
 from fedapa.data import schema as schemas
 from fedapa.data.arrays_file import read_npz
+from fedapa.data.cell_format import CellFormat, as_number, canonical
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_description import Sites
@@ -24,7 +25,7 @@ from fedapa.data.site_images import in_folder, mode_of, paths_beside, read_image
 from fedapa.data.site_layout import Layout
 from fedapa.data.sources import SOURCES, locate
 from fedapa.data.splits import equal_rows, kept_together, test_rows
-from fedapa.data.tables import Cells, Mask, Table, as_number, canonical, no_such_column, read_table
+from fedapa.data.tables import Cells, Mask, Table, no_such_column, read_table
 from fedapa.errors import InputError
 from fedapa.streams import stream
 
@@ -66,7 +67,7 @@ def assemble(
     ``agreed`` is a schema to read them by; ``layout`` is what the sites of a federation agreed on, to the letter.
     """
     sites = described(sites, data_dir)
-    materials = {name: _labelled(name, sites, found) for name, found in _read(sites).items()}
+    materials = {name: labelled(name, sites, found) for name, found in read_files(sites).items()}
     notes = [note for _, site_notes in materials.values() for note in site_notes]
     found = {name: material for name, (material, _) in materials.items()}
     schema = _agreed(sites, found, agreed, target) if layout is None else _by_layout(sites, found, layout)
@@ -97,7 +98,7 @@ def described(sites: Sites, data_dir: Path | None = None) -> Sites:
 
 def read_source(name: str, data_dir: Path | None = None) -> dict[str, int]:
     """Rows of every site of a built-in source, all files read and checked."""
-    return {who: len(material.labels) for who, material in _read(described(Sites(source=name), data_dir)).items()}
+    return {who: len(material.labels) for who, material in read_files(described(Sites(source=name), data_dir)).items()}
 
 
 def _check(sites: Sites) -> None:
@@ -105,17 +106,17 @@ def _check(sites: Sites) -> None:
         raise InputError("[sites] names no files", 'for example files = ["north.csv", "south.csv"]')
     if sites.site_column is not None and len(sites.files) > 1:
         raise InputError("site_column is for one file that holds all sites", "leave it out where every site has a file")
-    if (sites.split == "stratified") != (sites.split_column is None):
+    if (sites.split in ("stratified", "order")) != (sites.split_column is None):
         raise InputError(
             f"split is '{sites.split}' and split_column is {sites.split_column!r}",
-            'split by "group" or "time" names a column, "stratified" does not',
+            'split by "group" or "time" names a column, "stratified" and "order" do not',
         )
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _read(sites: Sites) -> dict[str, Material]:
+def read_files(sites: Sites) -> dict[str, Material]:
     mode: list[str] = []  # the first image decides whether all are grey or in colour
     found: dict[str, Material] = {}
     for name, file in sites.files.items():
@@ -125,12 +126,19 @@ def _read(sites: Sites) -> dict[str, Material]:
         elif path.suffix.lower() == ".npz":
             found |= _from_arrays(name, path, sites)
         else:
-            table = read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values)
+            table = table_of(path, sites)
             found |= {who: _from_table(who, part, sites, mode) for who, part in _by_site(name, table, sites)}
     kinds = {"table" if m.table is not None else "samples" for m in found.values()}
     if len(kinds) > 1:
         raise InputError("some sites have tables and others images or arrays", "all sites need data of one kind")
     return found
+
+
+def table_of(path: Path, sites: Sites) -> Table:
+    """A table as its site writes it."""
+    cells = CellFormat(sites.decimal, sites.thousands, sites.dates, sites.booleans)
+    unused = {*sites.drop} - {sites.label, sites.site_column, sites.split_column}
+    return read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values, cells, unused)
 
 
 def _by_site(name: str, table: Table, sites: Sites) -> Iterator[tuple[str, Table]]:
@@ -196,7 +204,7 @@ def _from_arrays(name: str, path: Path, sites: Sites) -> dict[str, Material]:
     }
 
 
-def _labelled(name: str, sites: Sites, material: Material) -> tuple[Material, list[str]]:
+def labelled(name: str, sites: Sites, material: Material) -> tuple[Material, list[str]]:
     """Without the rows that have no label: nothing can be learned from them."""
     known = np.array([label is not None for label in material.labels], dtype=bool)
     if known.all():
@@ -280,26 +288,45 @@ def _check_fits(name: str, schema: Schema, material: Material) -> None:
 
 def _classes(sites: Sites, found: Mapping[str, Material]) -> dict[str, tuple[str, ...]]:
     """As declared; else every label is a class, and every site must have all of them."""
+    for problem in class_problems(sites, found):
+        raise problem
     if sites.classes is not None:
         return {name: tuple(canonical(v) for v in values) for name, values in sites.classes.items()}
-    have = {name: set(material.labels) for name, material in found.items()}
-    labels = sorted(set().union(*have.values()), key=in_order)
+    return {label: (label,) for label in _labels(found)}
+
+
+def _labels(found: Mapping[str, Material]) -> list[str]:
+    return sorted(set().union(*(set(material.labels) for material in found.values())), key=in_order)
+
+
+def class_problems(sites: Sites, found: Mapping[str, Material]) -> Iterator[InputError]:
+    """Why the labels of these sites are not the classes of one task; declared classes are taken as they are."""
+    if sites.classes is not None:
+        return
+    labels = _labels(found)
     if len(labels) < 2:
-        raise InputError(f"the label '{sites.label}' has the one value {labels[0]}", "is it the right column?")
-    rows = sum(len(material.labels) for material in found.values())
-    if len(labels) > max(20, rows // 10) and all(as_number(label) is not None for label in labels):
-        raise InputError(
+        yield InputError(f"the label '{sites.label}' has the one value {labels[0]}", "is it the right column?")
+    elif is_measurement(labels, sum(len(material.labels) for material in found.values())):
+        yield InputError(
             f"the label '{sites.label}' has {len(labels)} different numbers: a measurement rather than a class?",
             'set objective.name = "regression" to predict the number, or cut it into classes',
         )
-    for name, mine in have.items():
-        if lacking := [label for label in labels if label not in mine]:
-            declared = ", ".join(f'"{label}"' for label in labels)
-            raise InputError(
-                f"site {name} has no row of class '{lacking[0]}', which other sites have",
-                f"if that is so, declare the classes: classes = [{declared}]",
-            )
-    return {label: (label,) for label in labels}
+    else:
+        for name, material in found.items():
+            if lacking := [label for label in labels if label not in set(material.labels)]:
+                declared = ", ".join(f'"{label}"' for label in labels)
+                yield InputError(
+                    f"site {name} has no row of class '{lacking[0]}', which other sites have",
+                    f"if that is so, declare the classes: classes = [{declared}]",
+                )
+
+
+def is_measurement(labels: Sequence[str], rows: int) -> bool:
+    """Whether these different labels are numbers to predict rather than classes."""
+    found = [as_number(label) for label in labels]
+    if None in found or len(found) <= 20:
+        return False
+    return len(found) > rows // 10 or any(number is not None and not number.is_integer() for number in found)
 
 
 def _codes(name: str, schema: Schema, material: Material) -> Arrays:

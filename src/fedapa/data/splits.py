@@ -1,4 +1,5 @@
-"""One site's rows into train and test: stratified by class, by group (a patient's rows stay together) or by time."""
+"""One site's rows into train and test: stratified by class, by group (a patient's rows stay together), by time or in
+the order of the file."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from datetime import datetime
 import numpy as np
 import numpy.typing as npt
 
+from fedapa.data.cell_format import as_number
 from fedapa.data.federated import set_aside
 from fedapa.data.site_description import SplitRule
-from fedapa.data.tables import Cells, Mask, as_number
+from fedapa.data.tables import Cells, Mask
 from fedapa.errors import InputError
 
 Labels = npt.NDArray[np.int64]
@@ -24,6 +26,8 @@ def test_rows(
         raise InputError(f"{where}: {len(y)} row cannot be split", "leave the site out, or give it more rows")
     if rule == "stratified":
         return set_aside(y, share, rng)
+    if rule == "order":
+        return by_time(np.arange(len(y)).astype(str).astype(object), share, where)
     assert keys is not None
     if gaps := int(sum(key is None for key in keys)):
         raise InputError(f"{where}: {gaps} rows have no value in the column that splits by {rule}", "fill it in")
@@ -83,7 +87,7 @@ def kept_together(mask: Mask, twins: Sequence[npt.NDArray[np.int64]]) -> Mask:
     return mask
 
 
-def equal_rows(x: npt.NDArray[np.generic], y: Labels) -> list[npt.NDArray[np.int64]]:
+def equal_rows(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> list[npt.NDArray[np.int64]]:
     """Sets of two or more rows with the same inputs and label."""
     seen: dict[bytes, list[int]] = {}
     for k in range(len(y)):

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapa.data.arrays_file import check_expansion
+from fedapa.data.cell_format import CellFormat, as_number, canonical, pointed
 from fedapa.data.missing import MISSING
 from fedapa.errors import InputError, closest
 
 Cells = npt.NDArray[np.object_]  # text, or None where there is no value
 Mask = npt.NDArray[np.bool_]
 
-LARGEST_TEXT = 256 * 2**20  # a cell of a few characters becomes some fifty bytes in memory
-LARGEST_CELLS = 50_000_000
+LARGEST_TEXT = 256 * 2**20  # of larger files, columns that are left out are not kept in memory
+LARGEST_CELLS = 50_000_000  # a cell of a few characters becomes some fifty bytes in memory
+LONGEST_LINE = 16 * 2**20
+PIECE = 20_000  # rows that are read at a time
+MOST_KNOWN = 100_000  # different texts of a column that are remembered to be kept once
 CELL_BYTES = 16
 TEXT, PARQUET = (".csv", ".tsv", ".txt", ".data"), (".parquet", ".pq")
 
@@ -64,49 +67,81 @@ def read_table(
     encoding: str = "utf-8",
     missing: Sequence[str] = MISSING,
     missing_values: Mapping[str, Sequence[str]] | None = None,
+    cells: CellFormat | None = None,
+    unused: Iterable[str] = (),
 ) -> Table:
-    """A whole file. ``header`` names the columns of a file that does not; ``missing_values`` adds to one column."""
+    """A whole file. ``header`` names the columns of a file that does not; ``missing_values`` adds to one column.
+
+    Text is read in pieces. The cells of ``unused`` columns of a large file are left empty.
+    """
     _check_file(path)
-    if path.suffix.lower() in PARQUET:
-        names, columns, lines = _parquet(path)
-    else:
-        names, columns, lines = _text(path, header, encoding)
-    if not len(lines):
-        raise InputError(f"{path}: there is no row below the header", "export the data again, with its rows")
-    extra = missing_values or {}
-    for name in extra:
+    pieces = _parquet(path) if path.suffix.lower() in PARQUET else _text(path, header, encoding)
+    names, cells, extra = next(pieces)[0], cells or CellFormat(), missing_values or {}
+    for name in (*extra, *cells.dates, *cells.booleans):
         if name not in names:
             raise no_such_column(path, name, "column", names)
-    cells = {n: _blanked(c, {*missing, *map(canonical, extra.get(n, ()))}) for n, c in zip(names, columns, strict=True)}
-    return Table(path, cells, np.array(lines, dtype=np.int64))
+    gone = set(unused) if path.stat().st_size > LARGEST_TEXT else set[str]()
+    columns = [_Column(name, cells, {*missing, *map(canonical, extra.get(name, ()))}) for name in names]
+    lines: list[npt.NDArray[np.int64]] = []
+    for _, piece, places in pieces:
+        lines.append(np.array(places, dtype=np.int64))
+        _check_cells(path, (len(names) - len(gone)) * sum(map(len, lines)))
+        for column, values in zip(columns, piece, strict=True):
+            column.add(values if column.name not in gone else [None] * len(places))
+    if not lines:
+        raise InputError(f"{path}: there is no row below the header", "export the data again, with its rows")
+    for column in columns:
+        column.check(path)
+    return Table(path, {column.name: column.cells for column in columns}, np.concatenate(lines))
 
 
-def canonical(value: str) -> str:
-    """One text for one value: 1, 1.0 and 1.00 are the same code."""
-    number = as_number(value)
-    return value if number is None or not number.is_integer() or abs(number) > 2**53 else str(int(number))
+class _Column:
+    """Cells as they come; a value is looked at once, and kept in memory once."""
+
+    def __init__(self, name: str, cells: CellFormat, missing: set[str]) -> None:
+        self.name, self.decimal, self.is_mixed = name, cells.decimal, cells.decimal == "," and not cells.thousands
+        self.read: Callable[[str], str] = cells.reader(name)
+        self.missing, self.pieces, self.known = missing, list[Cells](), dict[str, str | None]()
+        self.with_comma = self.with_point = ""  # examples of numbers of both kinds
+
+    def add(self, values: Sequence[str | None]) -> None:
+        cells = np.empty(len(values), dtype=object)
+        for k, value in enumerate(values):
+            if value is not None:
+                cells[k] = self.known[value] if value in self.known else self._look(value)
+        self.pieces.append(cells)
+
+    def _look(self, value: str) -> str | None:
+        text = value.strip()
+        said = self.read(text)
+        if self.is_mixed and "," in text and pointed(text, ",", ""):
+            self.with_comma = self.with_comma or text
+        elif self.is_mixed and "." in text and as_number(text) is not None:
+            self.with_point = self.with_point or text
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[value] = None if said in self.missing or text in self.missing else said
+        return self.known[value]
+
+    def check(self, path: Path) -> None:
+        """Where decimals are commas, a point in the same column may separate thousands."""
+        if self.with_comma and self.with_point:
+            raise InputError(
+                f"{path}: column '{self.name}' has '{self.with_comma}' and '{self.with_point}'",
+                'if points separate thousands, say so: thousands = "."',
+            )
+
+    @property
+    def cells(self) -> Cells:
+        return np.concatenate(self.pieces)
 
 
-def as_number(value: str) -> float | None:
-    """The finite number that a cell holds; None for any other text."""
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) and "_" not in value else None
-
-
-def _blanked(column: Iterable[str | None], missing: set[str]) -> Cells:
-    known: dict[str, str | None] = {}  # a value is looked at once, and kept in memory once
-    cells = np.empty(len(column := list(column)), dtype=object)
-    for k, value in enumerate(column):
-        if value is None:
-            continue
-        if value not in known:
-            said = canonical(value.strip())
-            known[value] = None if said in missing or value.strip() in missing else said
-        cells[k] = known[value]
-    return cells
+def _check_cells(path: Path, cells: int) -> None:
+    if cells > LARGEST_CELLS:
+        raise InputError(
+            f"{path}: more than {LARGEST_CELLS // 10**6} million cells; tables are held in memory",
+            "leave out columns that are not needed (drop = [...]), or take fewer rows",
+        )
 
 
 def _check_file(path: Path) -> None:
@@ -120,40 +155,42 @@ def _check_file(path: Path) -> None:
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"{path} is an empty file", "export the data again")
-    if path.suffix.lower() in TEXT and size > LARGEST_TEXT:
-        raise InputError(
-            f"{path} has {size / 2**30:.1f} GiB; tables are held in memory and text is read up to"
-            f" {LARGEST_TEXT // 2**20} MiB",
-            "keep only the columns and rows that are needed, or write it as Parquet",
-        )
 
 
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _text(
-    path: Path, header: Sequence[str], encoding: str
-) -> tuple[list[str], Sequence[Sequence[str | None]], list[int]]:
-    text = _decoded(path, encoding)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text), strict=True)
-    rows = _rows(path, reader)
+Piece = tuple[list[str], Sequence[Sequence[str | None]], Sequence[int]]  # names, columns, places of the rows
+
+
+def _text(path: Path, header: Sequence[str], encoding: str) -> Iterator[Piece]:
+    """First the names alone, then pieces of rows."""
+    with _opened(path, encoding) as file:
+        try:
+            lines = _lines(path, file)
+            blank, first = _first_line(path, lines)
+            again = itertools.chain(blank, [first], lines)
+            reader = csv.reader(again, delimiter=_delimiter(path, first), strict=True)
+            yield from _pieces(path, header, _rows(path, reader))
+        except UnicodeDecodeError as error:
+            raise _undecodable(path, encoding, error) from None
+
+
+def _pieces(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[Piece]:
     first = next(rows, (0, [""]))
     names = [name.strip() for name in first[1]]
     if header and names != list(header):
         names, rows = list(header), itertools.chain([first], rows)  # a file without names of its own
     _check_names(path, names)
-    columns: list[list[str]] = [[] for _ in names]
-    lines: list[int] = []
-    for line, row in rows:
-        if len(row) != len(names):
-            raise InputError(
-                f"{path}, line {line}: {len(row)} cells where there are {len(names)} columns",
-                "a cell that holds the separator must be quoted",
-            )
-        lines.append(line)
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
-    return names, columns, lines
+    yield names, [], []
+    while piece := list(itertools.islice(rows, PIECE)):
+        for line, row in piece:
+            if len(row) != len(names):
+                raise InputError(
+                    f"{path}, line {line}: {len(row)} cells where there are {len(names)} columns",
+                    "a cell that holds the separator must be quoted",
+                )
+        yield names, list(zip(*(row for _, row in piece), strict=True)), [line for line, _ in piece]
 
 
 def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
@@ -168,28 +205,53 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[s
         raise InputError(f"{path}, line {line}: not a table ({error})", "is it really a text file?") from None
 
 
-def _decoded(path: Path, encoding: str) -> str:
-    raw = path.read_bytes()
+def _opened(path: Path, encoding: str) -> TextIO:
     try:
-        text = raw.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        return open(path, encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, newline="")
     except LookupError:
         raise InputError(f"there is no encoding called '{encoding}'", "for example utf-8 or latin-1") from None
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not {encoding} text",
-            'save the file as UTF-8, or say its encoding, for example "latin-1" or "utf-16"',
-        ) from None
-    if not text.strip():
-        raise InputError(f"{path} holds nothing but blanks", "export the data again")
-    return text
 
 
-def _delimiter(path: Path, text: str) -> str:
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    first = text.lstrip().split("\n", 1)[0]
-    return max((",", ";", "\t"), key=first.count)
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """One by one, whatever the size of the file; one that has no lines is no table."""
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        if len(line) >= LONGEST_LINE:
+            size = f"{path.stat().st_size / 2**30:.1f} GiB"
+            raise InputError(f"{path} ({size}): line {number} never ends", "is it really a text file?")
+        yield line
+
+
+def _first_line(path: Path, lines: Iterator[str]) -> tuple[list[str], str]:
+    """The blank lines at the beginning, and the line after them."""
+    blank: list[str] = []
+    for line in lines:
+        if line.strip():
+            return blank, line
+        blank.append(line)
+    raise InputError(f"{path} holds nothing but blanks", "export the data again")
+
+
+def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> InputError:
+    """With the line, which the decoder of a stream does not know."""
+    place, byte = "", error.object[error.start]
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                raw.decode(encoding)
+            except UnicodeDecodeError as found:
+                place, byte = f", line {number}", raw[found.start]
+                break
+    return InputError(
+        f"{path}{place}: byte 0x{byte:02x} is not {encoding} text",
+        'save the file as UTF-8, or say its encoding, for example "latin-1" or "utf-16"',
+    )
+
+
+def _delimiter(path: Path, first: str) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else max((",", ";", "\t"), key=first.count)
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -208,7 +270,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path) -> tuple[list[str], Sequence[Sequence[str | None]], list[int]]:
+def _parquet(path: Path) -> Iterator[Piece]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -234,7 +296,10 @@ def _parquet(path: Path) -> tuple[list[str], Sequence[Sequence[str | None]], lis
         arrow.ArrowException,
     ) as e:
         raise InputError(f"{path}: not a readable Parquet file ({e})", "write it again") from None
-    return list(table.column_names), columns, list(range(1, table.num_rows + 1))
+    names = list(table.column_names)
+    yield names, [], []
+    if table.num_rows:
+        yield names, columns, range(1, table.num_rows + 1)
 
 
 def _parquet_bytes(about: Any) -> int:

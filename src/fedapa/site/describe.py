@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tomli_w
 
-from fedapa.data.profile import Profile, profile
 from fedapa.data.site_description import Sites
-from fedapa.data.tables import read_table
+from fedapa.data.sites import Own
+from fedapa.site.inspection import Inspection
+from fedapa.training.settings import Training
+
+RATE, BATCH, STEPS = 0.02, 16, 400  # at this rate, tables of a few hundred rows are learned in about so many steps
+FEWEST_ROUNDS, MOST_ROUNDS = 10, 100
 
 
-def inspected(path: Path, sites: Sites) -> Profile:
-    """A table as it stands in its file."""
-    table = read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values)
-    if sites.site_column is not None:
-        table.column(sites.site_column, "site column")
-    return profile(table, sites.label, tuple(c for c in (sites.site_column, sites.split_column) if c))
-
-
-def dropped(profiles: Sequence[Profile]) -> list[str]:
-    """Columns that cannot help: names of rows and persons, dates, and what is constant at every site."""
-    names = dict.fromkeys(name for p in profiles for name in p.named("identifier", "date"))
-    always = [p.named("constant") for p in profiles]
-    names |= dict.fromkeys(name for name in (always[0] if always else []) if all(name in other for other in always))
-    return list(names)
-
-
-def config_text(sites: Sites, folder: Path, said: str, notes: Sequence[str]) -> str:
-    """A whole config: what was found as comments, then the section [sites] and settings that suit small tables."""
+def config_text(found: Inspection, folder: Path, said: str, repeats: int = 10) -> str:
+    """A whole config: what was found as comments, then the section [sites] and settings that suit the tables."""
     usual, own = Sites(), {}
-    for key, value in vars(sites).items():
+    for key, value in vars(found.sites).items():
         if value != getattr(usual, key) and value is not None:
             own[key] = _plain(value)
-    own["files"] = {name: _beside(file, folder) for name, file in sites.files.items()}
+    own["files"] = {name: _beside(file, folder) for name, file in found.sites.files.items()}
     content: dict[str, Any] = {
         "methods": ["local", "fedavg", "fedper", "fedapa"],
-        "seeds": list(range(10)),
+        "seeds": list(range(repeats)),
         "sites": own,
+        **_objective(found),
         "model": {"name": "mlp"},
-        "training": {"lr": 0.01, "batch": 16, "drop_last": False, "keep_momentum": False},
-        "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 20},
+        "training": {"lr": RATE, "batch": BATCH, "drop_last": False, "keep_momentum": False},
+        "run": {"rounds": rounds_for(found.own), "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 100},
     }
-    comments = [f"# Written by: {said}", *(f"# note: {note}" for note in notes)]
-    return "\n".join(comments) + "\n" + re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", _on_one_line, tomli_w.dumps(content))
+    comments = [f"# Written by: {said}", *(f"# note: {note}" for note in found.notes)]
+    for problem in found.problems:
+        comments += [f"# problem: {problem.message}", f"#   {problem.hint}"]
+    text = re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", _on_one_line, tomli_w.dumps(content))
+    return "\n".join(" ".join(line.splitlines()) for line in comments) + "\n" + text
+
+
+def _objective(found: Inspection) -> dict[str, Any]:
+    if found.target == "number":
+        return {"objective": {"name": "regression"}}
+    return {} if found.score is None else {"objective": {"score": found.score}}
+
+
+def rounds_for(own: Own | None) -> int:
+    """As many that the middle site takes the wanted number of steps: small tables need more rounds."""
+    rows = [] if own is None else [len(client.train.y) for client in own.data.clients]
+    if not rows:
+        return 20
+    steps = Training.epochs * max(1.0, median(rows) / BATCH)
+    return int(min(max(round(STEPS / steps), FEWEST_ROUNDS), MOST_ROUNDS))
 
 
 def _on_one_line(found: re.Match[str]) -> str:

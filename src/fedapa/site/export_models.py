@@ -15,16 +15,18 @@ from fedapa.analysis.personalized_model import in_use, last_checkpoint, predicti
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
+from fedapa.data.cell_format import as_number
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import Own, described
-from fedapa.data.tables import Table, as_number
+from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import AGREED
 from fedapa.federation.kit import KIT
 from fedapa.methods.catalogue import entry
 from fedapa.methods.method import mixing_weights
+from fedapa.site.card_details import with_details
 from fedapa.site.measures import measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.silo_scores import Scored, score_run
@@ -72,6 +74,8 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     flaw = flaw_of(client, seen, p, schema.class_names)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
+    groups = () if config.sites is None else config.sites.subgroups
+    facts = with_details(facts, client, seen, p, None if own is None else own.held_out[i], groups)
     base, settings = settings_of(config, config.methods[0])
     card = write_card(facts, schema, score_run(run) if scored is None else scored)
     sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
@@ -171,7 +175,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
     y = client.test.y.numpy()
     weights = mixing_weights(parts.method, point.state.server)
     trained, tested = (counts_of(part.y, parts.data.classes) for part in (client.train, client.test))
-    measures = measures_of(parts.task.objective)
+    measures = measures_of(parts.task.objective, parts.data.classes)
     own = {measure.name: measure.own(y, p) for measure in measures}
     shares = {} if weights is None else dict(zip(names, weights[i].tolist(), strict=True))
     return Facts(

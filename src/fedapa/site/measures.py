@@ -1,8 +1,9 @@
-"""Measures of a site's model on the site's own rows: accuracy and AUC for classes, else the objective's scores."""
+"""Measures of a site's model on the site's own rows: for classes accuracy and AUC, and where another primary score was
+chosen those that fit rare classes; else the objective's scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Floats, Interval
+from fedapa.core import ranking
 from fedapa.core.scores import LOSS, Score
 from fedapa.training.objective import Classification, Objective
 
@@ -38,13 +40,43 @@ class Measure(NamedTuple):
 
 
 ACCURACY = Measure("accuracy", "accuracy %", statistics.accuracy, scale=100.0, digits=1, is_share=True)
-AUC = Measure("auc", "AUC", statistics.auc)
+AUC = Measure("auc", "AUC", ranking.auc)
+PRECISION = Measure("average precision", "average precision", ranking.average_precision)
+BRIER = Measure("brier", "Brier", ranking.brier, sign=-1, bounds=(0.0, 2.0))
+PRIMARY = {"accuracy": ACCURACY, "AUC": AUC, "average precision": PRECISION, "Brier": BRIER}
 
 
-def measures_of(objective: Objective) -> list[Measure]:
+def recall_at(threshold: float, y: npt.NDArray[Any], p: Floats) -> float | None:
+    """The share of rows of the last class that get at least this probability of it."""
+    found = p[y == p.shape[1] - 1, -1] >= threshold
+    return float(found.mean()) if len(found) else None
+
+
+RECALL = Measure("recall", "recall", partial(recall_at, 0.5))
+
+
+def threshold_of(y: npt.NDArray[Any], p: Floats) -> float:
+    """The probability of the last class from which a row counts as one: where recall minus false alarms is highest."""
+    positive = y == p.shape[1] - 1
+    if positive.all() or not positive.any():
+        return 0.5
+    order = np.argsort(-p[:, -1], kind="stable")
+    gains = np.where(positive[order], 1 / positive.sum(), -1 / (~positive).sum()).cumsum()
+    ends = np.append(np.diff(p[order, -1]) != 0, True)  # rows of one probability are on one side
+    return float(p[order[int(np.where(ends, gains, -np.inf).argmax())], -1])
+
+
+def at_threshold(measures: Sequence[Measure], threshold: float) -> list[Measure]:
+    """The same measures with this threshold in the recall."""
+    return [m._replace(of=partial(recall_at, threshold)) if m.name == RECALL.name else m for m in measures]
+
+
+def measures_of(objective: Objective, classes: int = 2) -> list[Measure]:
     """The primary one first."""
     if isinstance(objective, Classification):
-        return [ACCURACY, AUC]
+        first = PRIMARY.get(objective.score, ACCURACY)
+        rare = [AUC, PRECISION, *([RECALL] if classes == 2 else []), BRIER, ACCURACY]
+        return [ACCURACY, AUC] if first is ACCURACY else [first, *(m for m in rare if m is not first)]
     kept = [score for score in objective.scores if score.name != LOSS.name] or list(objective.scores)
     return [_measure(objective, score) for score in kept]
 

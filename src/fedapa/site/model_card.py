@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,15 @@ from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
 from fedapa.site.measures import AUC, Measure
-from fedapa.site.silo_scores import CLASSES, Scored, shown, table
+from fedapa.site.silo_scores import ALONE, CLASSES, PLAIN, TUNED, Scored, reference, shown, table
+
+UNEVEN = 0.1  # share of the even weight by which one must differ before the weights are listed
+WORDS = {
+    "θ": "the parameters of the feature extractor",
+    "φ": "the parameters of the last layer",
+    "ω": "all parameters of the model",
+    "n": "the number of train rows",
+}
 
 
 class Facts(NamedTuple):
@@ -27,7 +36,7 @@ class Facts(NamedTuple):
     trained_on: Sequence[int]  # rows of every class; of numbers, of all
     tested_on: Sequence[int]
     own: Mapping[str, Interval]  # every measure of this very model on its test rows
-    weights: Mapping[str, float]  # A_i by site; empty where the method has none
+    weights: Mapping[str, float]  # with which the server mixes other sites' models for this one; empty: none
     sites: Sequence[str]
     privacy: Sequence[str] = ()  # what a wrapper adds
     settings: str = ""  # of the training behind all scores
@@ -35,6 +44,7 @@ class Facts(NamedTuple):
     verdict: str = ""  # whether joining helped, on this very split
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
+    details: Sequence[str] = ()  # threshold, calibration and subgroups, as paragraphs
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
@@ -44,6 +54,7 @@ def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
         _purpose(facts, schema),
         _data(facts, schema),
         _scores(facts, scored),
+        *facts.details,
         _weights(facts),
         _privacy(facts),
         _limits(),
@@ -80,23 +91,26 @@ def _data(facts: Facts, schema: Schema) -> str:
 
 def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     every = table(scored, facts.measures)
-    rows = [row for row in every if row["site"] == facts.site and row["method"] in ("local", facts.method)]
+    names = {"local": "alone (local)", TUNED: "alone, network as held-out rows want it", PLAIN: "alone, plain model"}
+    names |= {facts.method: f"with the federation ({facts.method})"} if facts.method != "local" else {}
+    rows = [row for row in every if row["site"] == facts.site and row["method"] in names]
     titles = [measure.title for measure in facts.measures]
     lines = ["## Score on rows never trained on", ""]
     if rows:
         splits = rows[0]["splits"]
         lines += [_over(splits, facts), "", f"| trained | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
         for row in rows:
-            name = "alone (local)" if row["method"] == "local" else f"with the federation ({row['method']})"
+            name = names[row["method"]]
             cells = [shown(measure, row[measure.name]) for measure in facts.measures]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-        judge = AUC if AUC in facts.measures else facts.measures[0]
+        rival = reference(scored)
+        judge = AUC if rival == "local" and AUC in facts.measures else facts.measures[0]
         gain = next((row[f"{judge.name} gain"] for row in rows if row["method"] == facts.method), None)
         if facts.method != "local" and gain is not None:
             how = "" if judge.sign > 0 else " (above 0: less of it)"
-            lines += ["", f"Gain in {judge.title} by joining{how}: {shown(judge, gain, signed=True)}.{_verdict(gain)}"]
-            lines += [f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"]
-            lines[-1] += " otherwise, so try that before you believe in a gain."
+            beside = " over the better of the two tuned ways alone" if rival == ALONE else ""
+            said = f"Gain in {judge.title} by joining{beside}{how}: {shown(judge, gain, signed=True)}."
+            lines += ["", said + _verdict(gain), _fairness(rival, facts)]
         lines += [""]
     if not facts.own:
         return "## Score on rows never trained on\n\nNot known: the rows of the run are no longer there."
@@ -110,6 +124,18 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     if facts.verdict:
         lines += ["", f"**Verdict: {facts.verdict}.**"]
     return "\n".join(lines)
+
+
+def _fairness(rival: str, facts: Facts) -> str:
+    if rival == ALONE:
+        return (
+            f"Joined and local: {facts.settings}. The two tuned ways alone, and which of them is compared with, were"
+            " chosen on rows held out from the train rows; they stay at the site."
+        )
+    return (
+        f"Both trained equally long ({facts.settings}): training alone for longer or shorter may score"
+        " otherwise, so try that before you believe in a gain."
+    )
 
 
 def score_text(measure: Measure, interval: Interval) -> str:
@@ -138,13 +164,19 @@ def _verdict(gain: Interval) -> str:
 def _weights(facts: Facts) -> str:
     if not facts.weights:
         return ""
+    others = {name: weight for name, weight in facts.weights.items() if name != facts.site}
+    own, even = facts.weights.get(facts.site, 0.0), sum(others.values()) / max(len(others), 1)
     lines = [
-        "## Whose models helped",
+        "## Whose models were mixed in",
         "",
-        "Weights A_i with which the server mixes the sites' extractors for this one:",
+        f"For this site the server mixes the sites' feature extractors (all layers but the last). {own:.1%} of the"
+        " mixture is this site's own.",
     ]
-    lines += ["", "| site | weight |", "|---|---|"]
-    ordered = sorted(facts.weights.items(), key=lambda pair: -pair[1])
+    if not others or max(abs(weight - even) for weight in others.values()) < UNEVEN * even:
+        return "\n".join([*lines, f"The others count about equally ({even:.1%} each): no site stands out."])
+    lines += ["The weights of the others, from one run, say whose models were used most, not who helped:", ""]
+    lines += ["| site | weight |", "|---|---|"]
+    ordered = sorted(others.items(), key=lambda pair: -pair[1])
     return "\n".join([*lines, *(f"| {name} | {weight:.3f} |" for name, weight in ordered)])
 
 
@@ -160,8 +192,7 @@ def _privacy(facts: Facts) -> str:
     lines = [
         "## Privacy",
         "",
-        f"- Left the site in every round: {facts.up} (θ: the parameters of the feature extractor, φ: of the last layer,"
-        f" ω: both, n: the number of train rows). Stayed: the rows{_and(facts.stays)}."
+        f"- Left the site in every round: {in_words(facts.up)}. Stayed: the rows{_and(facts.stays)}."
         if facts.up != "–"
         else "- No tensor left the site.",
         *(f"- Also left {when}: {'; '.join(what)}." for when, what in told()),
@@ -178,7 +209,16 @@ def _privacy(facts: Facts) -> str:
 
 
 def _and(stays: str) -> str:
-    return "" if stays == "–" else f" and the {stays}"
+    return "" if stays == "–" else f" and the {in_words(stays)}"
+
+
+def in_words(symbols: str) -> str:
+    """What the symbols of the catalogue stand for."""
+    return re.sub("[θφωn](?![a-zA-Z])", lambda found: WORDS[found[0]] if _stands_alone(found) else found[0], symbols)
+
+
+def _stands_alone(found: re.Match[str]) -> bool:
+    return found.start() == 0 or not found.string[found.start() - 1].isalpha()
 
 
 def _limits() -> str:

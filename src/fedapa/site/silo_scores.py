@@ -1,4 +1,4 @@
-"""Scores of a simulated federation of own sites: every method on every split, by site."""
+"""Scores of a simulated federation of own sites: every method on every split, by site, and what each can do alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
-from fedapa.analysis.statistics import Interval
-from fedapa.config.experiment import assemble, read_config
-from fedapa.site.measures import ACCURACY, AUC, Measure, measures_of
+from fedapa.analysis.statistics import Floats, Interval
+from fedapa.config.experiment import assemble, read_config, single
+from fedapa.config.sections import Config
+from fedapa.data.federated import ClientData
+from fedapa.data.schema import some
+from fedapa.site.alone import Alone, Choice, alone
+from fedapa.site.measures import ACCURACY, AUC, Measure, at_threshold, measures_of, threshold_of
 from fedapa.store.run_folder import kept_engine
 
 BY_HEART = 0.1  # AUC on train rows above that on test rows
 FEW = 5  # wrong or right answers on a test set: fewer show too little of how splits differ
+FEWEST_TRAIN, FEWEST_TEST = 10, 5  # rows of a site: from fewer there is no interval
+TUNED, PLAIN, ALONE = "local, tuned", "plain model", "alone"  # beside the methods; the last is the better of both
 CLASSES = (ACCURACY, AUC)
 
 
@@ -30,44 +38,93 @@ class Scored:
     test_share: float
     values: Mapping[str, float | None]  # of every measure, by name
     train: Mapping[str, float | None] = field(default_factory=dict)  # on the rows that it was trained on
+    fixed: tuple[Any, Floats] | None = None  # test labels and predictions, where all splits have the same test rows
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.rows < FEWEST_TEST or self.rows * (1 / self.test_share - 1) < FEWEST_TRAIN
 
 
 def score_run(folder: Path) -> list[Scored]:
     """Every site of a finished run."""
     config = read_config(folder)
     method, task, data, plan = assemble(config, kept_engine(config.run.engine, folder))
-    point, found, measures = last_checkpoint(folder, plan.rounds), [], measures_of(task.objective)
+    point, found = last_checkpoint(folder, plan.rounds), []
+    measures = measures_of(task.objective, data.classes)
     for i, client in enumerate(data.clients):
         state = in_use(method, task, point, i, client, plan.seed)
-        test, train = (
-            {m.name: m.of(part.y.numpy(), predictions(method, task, state, part.x)) for m in measures}
-            for part in (client.test, client.train)
-        )
-        rows, held = len(client.test.y), 0 if client.validation is None else len(client.validation.y)
-        share = rows / (rows + held + len(client.train.y))
-        found.append(Scored(config.methods[0], plan.seed, client.name, rows, share, test, train))
+        test, train = (predictions(method, task, state, part.x) for part in (client.test, client.train))
+        aside = client.validation
+        held = (client.train.y.numpy(), train)
+        if aside is not None:
+            held = aside.y.numpy(), predictions(method, task, state, aside.x)
+        judged = at_threshold(measures, threshold_of(*held)) if data.classes else measures
+        found.append(_scored(config, plan.seed, client, config.methods[0], judged, test, train))
     return found
+
+
+def _scored(
+    config: Config, seed: int, client: ClientData, method: str, measures: Sequence[Measure], test: Floats, train: Floats
+) -> Scored:
+    y, rows = client.test.y.numpy(), len(client.test.y)
+    aside = 0 if client.validation is None else len(client.validation.y)
+    share = rows / (rows + aside + len(client.train.y))
+    values = {m.name: m.of(y, test) for m in measures}
+    seen = client.train.y.numpy()
+    trained = {m.name: m.of(seen, train[: len(seen)]) for m in measures}
+    is_fixed = config.sites is not None and config.sites.split in ("time", "order")
+    return Scored(method, seed, client.name, rows, share, values, trained, (y, test) if is_fixed else None)
+
+
+def score_alone(config: Config, seed: int) -> tuple[list[Scored], list[dict[str, Any]]]:
+    """Every site alone on one split: the tuned network, the plain model, the better of both; and what was chosen."""
+    parts = assemble(single(config, "local", seed))
+    measures = measures_of(parts.task.objective, parts.data.classes)
+    scored, chosen = [], []
+    for client, mine in zip(parts.data.clients, alone(config, seed), strict=True):
+        for name, (choice, test, train) in _ways(mine):
+            seen = client.train.y.numpy()
+            judged = at_threshold(measures, threshold_of(seen, train[: len(seen)])) if parts.data.classes else measures
+            scored.append(_scored(config, seed, client, name, judged, test, train))
+            if name == ALONE:
+                chosen.append({"site": client.name, "seed": seed, **_told(choice), "network": _told(mine.network[0])})
+    return scored, chosen
+
+
+def _ways(found: Alone) -> Iterator[tuple[str, tuple[Choice, Floats, Floats]]]:
+    yield from ((TUNED, found.network), (PLAIN, found.plain), (ALONE, found.best))
+
+
+def _told(choice: Choice) -> dict[str, Any]:
+    return {"kind": choice.kind, "settings": dict(choice.settings), "held": choice.held}
 
 
 def measures_in(folder: Path) -> list[Measure]:
     """What the sites of a run are judged by."""
     config = read_config(folder)
-    return measures_of(assemble(config, kept_engine(config.run.engine, folder)).task.objective)
+    parts = assemble(config, kept_engine(config.run.engine, folder))
+    return measures_of(parts.task.objective, parts.data.classes)
+
+
+def reference(scored: Iterable[Scored]) -> str:
+    """Whom gains are counted against: the best that sites can do alone, where that was tried; else Local."""
+    return ALONE if any(s.method == ALONE for s in scored) else "local"
 
 
 def table(scored: Iterable[Scored], measures: Sequence[Measure] = CLASSES) -> list[dict[str, Any]]:
-    """Mean and confidence interval over the splits, one row per site and method; the gain is over local training.
+    """Mean and confidence interval over the splits, one row per site and method; the gain is over ``reference``.
 
     Intervals need three splits. Where answers are nearly all right, or there are fewer splits, the interval of the
     accuracy is the exact one of a single split's test rows. A gain is above 0 where the method is better.
     """
     scored = list(scored)
+    rival = reference(scored)
     keys = list(dict.fromkeys((s.site, s.method) for s in scored))
     sites = list(dict.fromkeys(site for site, _ in keys))
     rows = []
     for site, method in sorted(keys, key=lambda key: sites.index(key[0])):
         mine = [s for s in scored if (s.site, s.method) == (site, method)]
-        alone = {s.seed: s for s in scored if (s.site, s.method) == (site, "local")}
+        alone = {s.seed: s for s in scored if (s.site, s.method) == (site, rival)}
         row: dict[str, Any] = {"site": site, "method": method, "splits": len(mine), "test rows": mine[0].rows}
         for measure in measures:
             row[measure.name] = _spread(measure, mine)
@@ -76,8 +133,48 @@ def table(scored: Iterable[Scored], measures: Sequence[Measure] = CLASSES) -> li
     return rows
 
 
-def doubts(scored: Sequence[Scored]) -> Iterator[str]:
-    """Warn of sites that overfit alone: compared with them, joining looks better than it is."""
+def overall(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> list[dict[str, Any]]:
+    """One row per method: means over the sites, then over the splits; and how many sites surely gain and lose by it."""
+    rows, rival, found = table(scored, measures), reference(scored), []
+    for method in dict.fromkeys(s.method for s in scored):
+        row: dict[str, Any] = {"method": method}
+        for measure in measures:
+            row[measure.name] = _over_sites(scored, method, measure, None)
+            row[f"{measure.name} gain"] = _over_sites(scored, method, measure, rival)
+        gains = [r[f"{measures[0].name} gain"] for r in rows if r["method"] == method]
+        known = [gain for gain in gains if gain is not None and gain.low is not None]
+        row["gain"] = sum(gain.low > 0 for gain in known)
+        row["lose"] = sum(gain.high < 0 for gain in known)
+        row["unclear"] = len(gains) - row["gain"] - row["lose"]
+        found.append(row)
+    return found
+
+
+def _over_sites(scored: Sequence[Scored], method: str, measure: Measure, rival: str | None) -> Interval | None:
+    """Over the splits, of the mean over the sites: the value, or how much better it is than the rival's."""
+    theirs = {(s.seed, s.site): s.values[measure.name] for s in scored if s.method == rival}
+    by_seed: dict[int, list[float]] = {}
+    mine = [s for s in scored if s.method == method]
+    for s in mine:
+        value, other = s.values[measure.name], theirs.get((s.seed, s.site)) if rival else 0.0
+        if value is not None and other is not None:
+            by_seed.setdefault(s.seed, []).append(measure.sign * (value - other) if rival else value)
+    means = [sum(values) / len(values) for values in by_seed.values()]
+    if not means:
+        return None
+    if any(s.fixed is not None for s in mine):  # the same test rows in all splits: splits show no spread of rows
+        return statistics.interval(means)._replace(low=None, high=None)
+    return statistics.interval(means, measure.gap_bounds if rival else measure.bounds, _overlap(mine))
+
+
+def doubts(scored: Sequence[Scored], chosen: Sequence[Mapping[str, Any]] = (), trained: float = 0.0) -> Iterator[str]:
+    """Warn of sites whose scores say little: too few rows, or trained too long or too briefly when alone. Compared with
+    badly trained ones, joining looks better than it is. ``trained``: rate times epochs of the config."""
+    tiny = list(dict.fromkeys(s.site for s in scored if s.is_tiny))
+    if tiny:
+        rows = f"fewer than {FEWEST_TRAIN} train rows or {FEWEST_TEST} test rows"
+        yield f"{some(tiny)}: {rows}; no interval, and the score says next to nothing"
+    yield from _trained_briefly(chosen, trained)
     for site in dict.fromkeys(s.site for s in scored):
         mine = [s for s in scored if (s.site, s.method) == (site, "local")]
         pairs = [(s.train.get(AUC.name), s.values.get(AUC.name)) for s in mine]
@@ -91,8 +188,26 @@ def doubts(scored: Sequence[Scored]) -> Iterator[str]:
                 )
 
 
+def _trained_briefly(chosen: Sequence[Mapping[str, Any]], trained: float) -> Iterator[str]:
+    """Sites that want at least twice the training on held-out rows, in most of the splits."""
+    short: dict[str, list[bool]] = {}
+    for one in chosen:
+        wanted = one["network"]["settings"]
+        short.setdefault(one["site"], []).append(wanted["lr"] * wanted["epochs"] >= 1.9 * trained > 0)
+    if names := [site for site, said in short.items() if sum(said) > len(said) / 2]:
+        yield (
+            f"{some(names)}: held-out rows ask for more training than these settings give (rate times epochs): all"
+            " methods may be undertrained, so try more rounds or a higher rate before you believe in a gain or a loss"
+        )
+
+
 def _spread(measure: Measure, mine: Sequence[Scored]) -> Interval | None:
     values = [s.values[measure.name] for s in mine]
+    if any(s.is_tiny for s in mine):
+        return _bare(values)
+    if mine[0].fixed is not None:
+        y, p = mine[0].fixed
+        return _moved(measure.own(y, p), values)
     if measure.is_share:
         return _share(mine, [value for value in values if value is not None])
     return _over_splits(values, mine, measure.bounds)
@@ -101,7 +216,40 @@ def _spread(measure: Measure, mine: Sequence[Scored]) -> Interval | None:
 def _gain(measure: Measure, mine: Sequence[Scored], alone: Mapping[int, Scored]) -> Interval | None:
     pairs = [(s.values[measure.name], alone[s.seed].values[measure.name]) for s in mine if s.seed in alone]
     gaps = [None if a is None or b is None else measure.sign * (a - b) for a, b in pairs]
+    if any(s.is_tiny for s in mine):
+        return _bare(gaps)
+    if mine[0].fixed is not None and mine[0].seed in alone:
+        return _moved(_paired(measure, mine[0], alone[mine[0].seed]), gaps)
     return _over_splits(gaps, mine, measure.gap_bounds)
+
+
+def _bare(values: Sequence[float | None]) -> Interval | None:
+    """A mean without an interval."""
+    known = [value for value in values if value is not None]
+    return Interval(sum(known) / len(known), None, None, None) if known else None
+
+
+def _moved(found: Interval, values: Sequence[float | None]) -> Interval | None:
+    """The interval that the test rows of one split give, around the mean of all."""
+    bare = _bare(values)
+    if bare is None or found.low is None or found.high is None:
+        return bare
+    shift = bare.mean - found.mean
+    return Interval(bare.mean, found.sd, found.low + shift, found.high + shift)
+
+
+def _paired(measure: Measure, mine: Scored, alone: Scored) -> Interval:
+    """The gain of one split by bootstrap: the same redrawn rows for both, in runs of neighbours, which may be alike."""
+    assert mine.fixed is not None
+    assert alone.fixed is not None
+    (y, p), (_, q) = mine.fixed, alone.fixed
+
+    def gap(rows: Any, _: Any) -> float | None:
+        a, b = measure.of(y[rows], p[rows]), measure.of(y[rows], q[rows])
+        return None if a is None or b is None else measure.sign * (a - b)
+
+    places = np.arange(len(y))
+    return statistics.bootstrap(places, places, gap, block=max(1, round(len(y) ** (1 / 3))))
 
 
 def _share(mine: Sequence[Scored], values: Sequence[float]) -> Interval:
@@ -126,16 +274,38 @@ def _overlap(mine: Sequence[Scored]) -> float:
     return mine[0].test_share / (1 - mine[0].test_share)
 
 
-def as_dict(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> dict[str, Any]:
+def as_dict(
+    scored: Sequence[Scored],
+    measures: Sequence[Measure] = CLASSES,
+    chosen: Sequence[Mapping[str, Any]] = (),
+    trained: float = 0.0,
+) -> dict[str, Any]:
     """Everything, for silo.json."""
-    found = table(scored, measures)
-    summary = [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in found]
-    return {"sites": summary, "notes": list(doubts(scored)), "runs": [_flat(s) for s in scored]}
+    found = {"sites": table(scored, measures), "overall": overall(scored, measures)}
+    plain = {
+        name: [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in rows]
+        for name, rows in found.items()
+    }
+    told = {"primary": measures[0].name, "gain over": reference(scored), "alone": list(chosen)}
+    notes = [*doubts(scored, chosen, trained), *who_gains(scored, measures)]
+    return {**plain, **told, "notes": notes, "runs": [_flat(s) for s in scored]}
+
+
+def who_gains(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> Iterator[str]:
+    """One line per method: how many sites surely gain and lose against the best that they can do alone."""
+    first, rival = measures[0], reference(scored)
+    if rival != ALONE:
+        return
+    for row in overall(scored, measures):
+        if row["method"] not in (TUNED, PLAIN, ALONE):
+            gain = shown(first, row[f"{first.name} gain"], signed=True)
+            counts = f"{row['gain']} sites gain, {row['lose']} lose, {row['unclear']} cannot be told"
+            yield f"{row['method']} beside the better of tuned Local and a plain model, {first.title}: {gain}; {counts}"
 
 
 def _flat(scored: Scored) -> dict[str, Any]:
     row: dict[str, Any] = asdict(scored)
-    values, train = row.pop("values"), row.pop("train")
+    values, train, _ = row.pop("values"), row.pop("train"), row.pop("fixed")
     flat: dict[str, Any] = {**row, **values, **{f"train {name}": value for name, value in train.items()}}
     return flat
 

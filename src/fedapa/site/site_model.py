@@ -24,6 +24,7 @@ from fedapa.analysis.personalized_model import predictions
 from fedapa.core.tree import Tree, digest
 from fedapa.data import schema as schemas
 from fedapa.data.arrays_file import read_npz
+from fedapa.data.cell_format import CellFormat
 from fedapa.data.schema import Schema
 from fedapa.data.site_description import Sites
 from fedapa.data.site_images import KINDS, paths_beside, read_images
@@ -39,7 +40,8 @@ from fedapa.training.task import Task
 
 FORMAT = "fedapa-site-model-1"
 TENSORS, ABOUT, PREPARATION, CARD = "model.safetensors", "model.json", "preprocessing.json", "MODEL_CARD.md"
-READING = ("missing", "missing_values", "header", "encoding", "image_column", "image_size", "label")
+WRITTEN = ("missing", "missing_values", "header", "encoding", "decimal", "thousands", "dates", "booleans")
+READING = (*WRITTEN, "image_column", "image_size", "label")
 Floats = npt.NDArray[np.float64]
 
 
@@ -89,10 +91,16 @@ class SiteModel:
 
     def _table(self, path: Path) -> Table:
         """As this site's files are written; a file without the label may leave its name out of the header."""
-        kept = {k: v for k, v in self.reading.items() if k in ("missing", "missing_values", "header", "encoding")}
+        kept = {k: v for k, v in self.reading.items() if k in ("missing", "header", "encoding")}
         wanted = {column.name for column in self.schema.columns}
-        special = {k: v for k, v in dict(kept.get("missing_values", {})).items() if k in wanted}
-        return read_table(path, **{**kept, "missing_values": special})
+        special, dates = (
+            {k: v for k, v in dict(self.reading.get(key, {})).items() if k in wanted}
+            for key in ("missing_values", "dates")
+        )
+        written = {key: self.reading[key] for key in ("decimal", "thousands") if key in self.reading}
+        booleans = [name for name in self.reading.get("booleans", ()) if name in wanted]
+        cells = CellFormat(**written, dates=dates, booleans=booleans)
+        return read_table(path, **kept, missing_values=special, cells=cells)
 
 
 def _lines(table: Table) -> list[str]:

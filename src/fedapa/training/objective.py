@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.core.hyper_parameters import check_settings, hyper
-from fedapa.core.scores import ACCURACY, LOSS, MAE, R2, RMSE, Score
+from fedapa.core.ranking import auc, average_precision, brier
+from fedapa.core.scores import ACCURACY, AUC, AVERAGE_PRECISION, BRIER, LOSS, MAE, R2, RMSE, Score
 from fedapa.errors import InputError
 from fedapa.plugins import load_object
 
@@ -87,25 +89,17 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """Cross-entropy, and the share of largest logits that are right.
+    """Cross-entropy, and the share of largest logits that are right; another primary score if one is named.
 
     The loss that is reported has neither weights nor smoothed labels, so that runs can be compared by it.
     """
 
     label_smoothing: float = hyper(0.0, "share of every label that is spread over all classes", 0.0, 0.999)
     class_weights: Any = hyper("none", "one number per class, or balanced: by each client's own train labels")
+    score: Literal["accuracy", "AUC", "average precision", "Brier", "loss"] = hyper("accuracy", "the primary score")
 
     scores = (ACCURACY, LOSS)
     target = "class"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "class_weights", _checked_weights(self.class_weights))
-
-    def __repr__(self) -> str:
-        """Settings that are no default: both came later than runs that are to go on."""
-        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"Classification({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     @property
     def plain(self) -> bool:
@@ -114,6 +108,19 @@ class Classification(Objective):
     @property
     def fuses(self) -> str:
         return "cross_entropy" if self.plain else ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "class_weights", _checked_weights(self.class_weights))
+        known = (ACCURACY, LOSS, AUC, AVERAGE_PRECISION, BRIER)
+        first = next(score for score in known if score.name == self.score)
+        rest = tuple(score for score in Classification.scores if score is not first)
+        object.__setattr__(self, "scores", (first, *rest))  # of this objective, not of its class
+
+    def __repr__(self) -> str:
+        """Settings that are no default: they came later than runs that are to go on."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Classification({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     def outputs(self, classes: int) -> int:
         if not isinstance(self.class_weights, str) and len(self.class_weights) != classes:
@@ -142,11 +149,26 @@ class Classification(Objective):
         return replace(self, class_weights=tuple(weights.tolist()))
 
     def measure(self, outputs: Tensor, y: Tensor) -> Sums:
-        right = int((outputs.argmax(1) == y).sum()), len(y)
-        return {"accuracy": right, "loss": total_loss(Classification(), outputs, y)}
+        found: dict[str, tuple[float, float]] = {
+            "accuracy": (int((outputs.argmax(1) == y).sum()), len(y)),
+            "loss": total_loss(Classification(), outputs, y),
+        }
+        if self.score in WHOLE:
+            p = np.asarray(self.predictions(outputs.double()).cpu().numpy(), dtype=np.float64)
+            value = WHOLE[self.score](y.cpu().numpy(), p) if len(y) else None
+            found[self.score] = (0.0, 0.0) if value is None else (value * len(y), len(y))
+        return found
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs, dim=1)
+
+
+# Scores of all samples of a client at once; they travel as their value times the number of samples, and that number.
+WHOLE: dict[str, Callable[[Any, Any], float | None]] = {
+    AUC.name: auc,
+    AVERAGE_PRECISION.name: average_precision,
+    BRIER.name: brier,
+}
 
 
 @dataclass(frozen=True)

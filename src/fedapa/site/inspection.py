@@ -1,0 +1,297 @@
+"""Inspection of a site's files: how they are written, what is in them, everything that is wrong, and a proposal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fedapa.data.cell_format import (
+    ISO,
+    Numbers,
+    as_number,
+    date_formats,
+    has_points_between_thousands,
+    is_boolean,
+    number_format,
+)
+from fedapa.data.profile import Profile, Warned, profile
+from fedapa.data.schema import some
+from fedapa.data.site_description import Sites
+from fedapa.data.site_problems import problems
+from fedapa.data.sites import Own, assemble, is_measurement, table_of
+from fedapa.data.tables import TEXT, Table
+from fedapa.errors import InputError
+
+Target = Literal["class", "number"]
+RARE_CLASS = 0.2  # share of the rarer of two classes below which the accuracy says little
+FEW_TRAIN, FEW_TEST = 20, 10  # rows of a site below which its scores say next to nothing
+SPLITS = ("alike", "order", "date", "group")  # kinds of warnings that another split answers
+SEVERAL = {  # what is said of many columns at once
+    "identifier": "identify a row or a person and are left out",
+    "constant": "have one value",
+    "leakage": "predict the class alone: are they known beforehand?",
+    "missing": "are missing in more than half of the rows",
+    "codes": "have 3 to 10 whole numbers each: codes go under categories",
+    "text": "have text among numbers, or numbers written in another way",
+    "free text": "hold free text, which no model here reads, and are left out",
+    "date": "hold dates: --time COLUMN tests on the latest rows; --dates A,B makes numbers of days",
+    "order": "count upwards through the file: if rows follow in time, --time COLUMN tests on the later ones",
+    "group": "may name whoever several rows are of: --group COLUMN keeps these rows on one side",
+}
+
+
+ABOUT_SITES = re.compile(r"(?:site .+: |sites .+ share )(?P<rows>\d+) (?P<what>equal rows|rows [^,]+)")
+
+
+class Inspection(NamedTuple):
+    sites: Sites  # as given, with what was found about the files
+    target: Target
+    profiles: Mapping[str, Profile]
+    own: Own | None  # None where something is wrong
+    notes: list[str]
+    problems: list[InputError]
+
+    @property
+    def score(self) -> str | None:
+        """The primary score that fits the classes: of two classes with one rare, the AUC."""
+        return None if self.own is None or rare_share(self.own) is None else "AUC"
+
+
+def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
+    """Look at all files; what was ``given`` is not looked for."""
+    sites, notes, found = _written(wanted, set(given))
+    tables = _readable(sites)
+    target = _target(sites, tables)
+    columns = tuple(c for c in (sites.site_column, sites.split_column) if c)
+    profiles = {
+        name: profile(table, sites.label, (*columns, *sites.dates, *sites.drop), target == "number")
+        for name, table in tables.items()
+        if sites.label in table.columns
+    }
+    notes += summary({name: p.warnings for name, p in profiles.items()}, sites.split == "stratified")
+    sites = replace(sites, drop=tuple(dict.fromkeys((*sites.drop, *left_out(list(profiles.values()))))))
+    found += [error for error in problems(sites, target) if error.message not in [one.message for one in found]]
+    own = assemble(sites, target=target) if not found else None
+    notes += [] if own is None else [*shortened(own.notes), *_doubts(own)]
+    notes += [f"left out: {some(sites.drop)}"] if sites.drop else []
+    if target == "number":
+        notes.append(f"'{sites.label}' holds numbers: they are predicted as numbers (regression)")
+    return Inspection(sites, target, profiles, own, notes, found)
+
+
+def left_out(profiles: Sequence[Profile]) -> list[str]:
+    """Columns that cannot help: names of rows and persons, dates, free text, and what is constant at every site."""
+    names = dict.fromkeys(name for p in profiles for name in p.named("identifier", "date", "free text"))
+    always = [p.named("constant") for p in profiles]
+    names |= dict.fromkeys(name for name in (always[0] if always else []) if all(name in other for other in always))
+    return list(names)
+
+
+def rare_share(own: Own) -> float | None:
+    """The share of the rarer of two classes over all sites, where it is so rare that the accuracy says little."""
+    if own.data.classes != 2:
+        return None
+    parts = [part.y for client in own.data.clients for part in (client.train, client.test)]
+    counts = torch.cat(parts).bincount(minlength=2)
+    share = float(counts.min() / counts.sum())
+    return share if share < RARE_CLASS else None
+
+
+def _doubts(own: Own) -> list[str]:
+    notes = []
+    if (share := rare_share(own)) is not None:
+        notes.append(
+            f"one class has {100 * share:.1f} % of the rows: a model that never predicts it is right on"
+            f" {100 * (1 - share):.1f} %, so the AUC is the primary score (objective.score)"
+        )
+    few = [c.name for c in own.data.clients if len(c.train.y) < FEW_TRAIN or len(c.test.y) < FEW_TEST]
+    if few:
+        rows = f"fewer than {FEW_TRAIN} train or {FEW_TEST} test rows"
+        notes.append(f"site{'s' if len(few) > 1 else ''} {some(few)}: {rows}; scores there say next to nothing")
+    return notes
+
+
+# --- how files are written -----------------------------------------------------------------------
+
+
+def _written(sites: Sites, given: set[str]) -> tuple[Sites, list[str], list[InputError]]:
+    """Encoding, decimal sign, dates and booleans, where they were not given."""
+    notes: list[str] = []
+    if "encoding" not in given and (encoding := _encoding(sites)) != "utf-8":
+        sites = replace(sites, encoding=encoding)
+        notes.append(f"files are not UTF-8; read as {encoding}: check that names with accents look right")
+    tables = _readable(sites)
+    columns = _columns(tables.values())
+    changes, more, found = _numbers(sites, columns, given)
+    dates, trouble = _dates(sites, columns)
+    aside = {sites.label, sites.site_column, sites.split_column, *sites.categories, *sites.drop, *sites.dates}
+    words = tuple(name for name, texts in columns.items() if name not in aside and is_boolean(texts))
+    if words and "booleans" not in given:
+        changes["booleans"] = words
+        more.append(f"yes and no in words become 1 and 0: {some(words)}")
+    return replace(sites, dates=dates, **changes), notes + more, found + trouble
+
+
+def _encoding(sites: Sites) -> str:
+    for file in sites.files.values():
+        path = Path(file).expanduser()
+        if path.suffix.lower() not in TEXT or not path.is_file():
+            continue
+        with open(path, "rb") as start:
+            if start.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                return "utf-16"
+        try:
+            with open(path, encoding="utf-8") as text:
+                for _ in iter(lambda text=text: text.read(2**20), ""):  # type: ignore[misc]
+                    pass
+        except UnicodeDecodeError:
+            return "latin-1"
+    return "utf-8"
+
+
+def _readable(sites: Sites) -> dict[str, Table]:
+    """Tables by file; those that cannot be read are problems, found later."""
+    found = {}
+    for name, file in sites.files.items():
+        path = Path(file).expanduser()
+        if not path.is_dir() and path.suffix.lower() != ".npz" and sites.image_column is None:
+            try:
+                found[name] = table_of(path, sites)
+            except InputError:
+                continue
+    return found
+
+
+def _columns(tables: Iterable[Table]) -> dict[str, list[str]]:
+    """The different texts of every column, over all files."""
+    found: dict[str, set[str]] = {}
+    for table in tables:
+        for name, cells in table.columns.items():
+            found.setdefault(name, set()).update(cell for cell in cells if cell is not None)
+    return {name: sorted(texts) for name, texts in found.items() if texts}
+
+
+def _numbers(
+    sites: Sites, columns: Mapping[str, list[str]], given: set[str]
+) -> tuple[dict[str, Any], list[str], list[InputError]]:
+    """The decimal sign and the sign between thousands that make numbers of all columns that look like it."""
+    if {"decimal", "thousands"} & given:
+        return {}, [], []
+    seen = {name: written for name, texts in columns.items() if (written := number_format(texts)) is not None}
+    unsure = [name for name, written in seen.items() if not written.is_sure]
+    sure = {written for written in seen.values() if written.is_sure}
+    if not seen:
+        return {}, [], []
+    if not sure:
+        name, hint = unsure[0], "say which: --decimal , or --thousands ,"
+        said = f"column '{name}' has numbers such as '{_example(columns[name])}': decimals or thousands?"
+        return {}, [], [InputError(said, hint)]
+    decimals, thousands = {w.decimal for w in sure}, {w.thousands for w in sure if w.thousands}
+    if len(decimals) > 1 or len(thousands) > 1:
+        both = " and ".join(f"'{_example(columns[name])}' in '{name}'" for name in _one_of_each(seen))
+        return {}, [], [InputError(f"numbers are written in several ways: {both}", "write them in one way")]
+    sign, between = decimals.pop(), thousands.pop() if thousands else ""
+    if sign == "," and not between and any(map(has_points_between_thousands, columns.values())):
+        between = "."
+    note = f"numbers are written as '{_example(columns[next(iter(seen))])}' in {some(list(seen))}"
+    note += f": read with decimal '{sign}'"
+    return {"decimal": sign, "thousands": between}, [note + (f", thousands '{between}'" if between else "")], []
+
+
+def _example(texts: Sequence[str]) -> str:
+    return next((text for text in texts if as_number(text) is None), texts[0])
+
+
+def _one_of_each(seen: Mapping[str, Numbers]) -> list[str]:
+    return list({written: name for name, written in seen.items()}.values())
+
+
+def _dates(sites: Sites, columns: Mapping[str, list[str]]) -> tuple[dict[str, str], list[InputError]]:
+    """Formats of the dates that become numbers: those asked for, and the one that splits."""
+    found, trouble = dict(sites.dates), []
+    asked = [name for name, form in sites.dates.items() if not form]
+    if sites.split == "time" and sites.split_column in columns:
+        texts = columns[str(sites.split_column)]
+        if any(as_number(text) is None for text in texts) and date_formats(texts)[:1] != [ISO]:
+            asked.append(str(sites.split_column))
+    for name in dict.fromkeys(asked):
+        found.pop(name, None)
+        forms = date_formats(columns.get(name, ()))
+        if len(forms) == 1:
+            found[name] = forms[0]
+        elif forms:
+            both = " or ".join(f"--dates '{name}={form}'" for form in forms)
+            trouble.append(InputError(f"column '{name}': day and month cannot be told apart", f"say which: {both}"))
+        else:
+            odd = next((text for text in columns.get(name, ()) if not date_formats([text])), "")
+            trouble.append(
+                InputError(
+                    f"column '{name}' holds no dates that are known, such as '{odd}'",
+                    f"say the format: --dates '{name}=%d.%m.%Y'",
+                )
+            )
+    return found, trouble
+
+
+def _target(sites: Sites, tables: Mapping[str, Table]) -> Target:
+    cells = [table.columns[sites.label] for table in tables.values() if sites.label in table.columns]
+    if sites.classes is not None or not cells:
+        return "class"
+    labels = [label for label in np.concatenate(cells) if label is not None]
+    return "number" if is_measurement(list(set(labels)), len(labels)) else "class"
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+def summary(warnings: Mapping[str, Sequence[Warned]], is_random: bool = True, most: int = 3) -> list[str]:
+    """A line per column, with the files that it is said of; one line for many columns of a kind."""
+    found: dict[str, dict[str, list[tuple[str, Warned]]]] = {}
+    for file, mine in warnings.items():
+        for warned in mine:
+            found.setdefault(warned.kind, {}).setdefault(_key(warned), []).append((file, warned))
+    notes = []
+    for kind, columns in found.items():
+        if kind in SPLITS and not is_random:
+            continue  # the split that it asks for was chosen
+        if len(columns) > most and kind in SEVERAL:
+            notes.append(f"{len(columns)} columns {SEVERAL[kind]}: {some(list(columns))}")
+            continue
+        for said in columns.values():
+            files = [file for file, _ in said]
+            where = f" ({some(files, 3)})" if len(warnings) > 1 else ""
+            notes.append(f"{said[0][1].text}{where}{_ways_out(kind)}")
+    return notes
+
+
+def shortened(notes: Sequence[str], most: int = 3) -> list[str]:
+    """Notes that say the same of many sites become one, with the rows added up."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for note in notes:
+        parts = ABOUT_SITES.fullmatch(note)
+        found.setdefault(parts["what"] if parts else note, []).append((note, int(parts["rows"]) if parts else 0))
+    return [line for what, said in found.items() for line in _at_once(what, said, most)]
+
+
+def _at_once(what: str, said: Sequence[tuple[str, int]], most: int) -> list[str]:
+    if len(said) <= most:
+        return [note for note, _ in said]
+    who = "pairs of sites share" if what == "equal rows" else "sites:"
+    return [f"{len(said)} {who} {sum(rows for _, rows in said)} {what}"]
+
+
+def _key(warned: Warned) -> str:
+    """Small classes are told one by one, all else by column."""
+    return warned.text if warned.kind == "class" else warned.column
+
+
+def _ways_out(kind: str) -> str:
+    if kind != "alike":
+        return ""
+    return "; --time COLUMN, --group COLUMN, or --in-order to test on the last rows of every file"
