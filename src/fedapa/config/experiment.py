@@ -159,7 +159,10 @@ def task_from(config: Config, method: str, data: Federated, engine: Engine | Non
     run, model = config.run, config.model
     training, engine = training_of(config, method), engine or run.engine
     objective, share = objective_of(config, data.classes), run.participation
-    return make_task(data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective)
+    options = model.options
+    return make_task(
+        data, model.name, training, run.rounds, engine=engine, participation=share, objective=objective, **options
+    )
 
 
 def plan_from(config: Config) -> Plan:

@@ -84,15 +84,34 @@ def check(raw: Mapping[str, Any], text: str = "", name: str = "config", origin: 
 def beside(config: Config, source: str) -> Config:
     """Files of sites and of own code are looked for beside the config that names them."""
     base = Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
-    model = config.model.model_copy(update={"name": plugins.anchored(config.model.name, base)})
+    model = config.model.model_copy(update={"name": _anchored(config.model.name, base)})
+    training = replace(config.training, trainer=plugins.anchored(config.training.trainer, base))
+    method = {name: _with_trainer(table, base) for name, table in config.method.items()}
     objective = config.objective.model_copy(update={"name": plugins.anchored(config.objective.name, base)})
-    config = config.model_copy(update={"model": model, "objective": objective})
+    changed = {"model": model, "objective": objective, "training": training, "method": method}
+    config = config.model_copy(update=changed)
     if config.sites is None:
         return config
     found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
     if config.sites.schema_file is not None:
         found["schema_file"] = str(base / Path(config.sites.schema_file).expanduser())
     return config.model_copy(update={"sites": replace(config.sites, **found)})
+
+
+def _anchored(names: str | list[str] | dict[str, str], base: Path) -> str | list[str] | dict[str, str]:
+    if isinstance(names, dict):
+        return {client: plugins.anchored(name, base) for client, name in names.items()}
+    if isinstance(names, list):
+        return [plugins.anchored(name, base) for name in names]
+    return plugins.anchored(names, base)
+
+
+def _with_trainer(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A method's hyper-parameters with the file of its own training.trainer found."""
+    own = table.get("training", {})
+    return (
+        {**table, "training": {**own, "trainer": plugins.anchored(own["trainer"], base)}} if "trainer" in own else table
+    )
 
 
 def dump(config: Config) -> str:

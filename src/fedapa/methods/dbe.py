@@ -62,6 +62,10 @@ class DBE(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         server = {"omega": task.join(theta, phi), "mean": torch.zeros(task.d), "ready": torch.zeros(1)}

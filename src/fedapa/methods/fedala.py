@@ -68,6 +68,10 @@ class FedALA(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         mixed = sum(stop - start for start, stop in top_tensors(task, self.p).values())

@@ -51,6 +51,14 @@ class FedGH(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"phi": phi[: task.model.phi_trainable].clone()}, {"theta": theta, "phi": phi}

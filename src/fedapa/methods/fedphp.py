@@ -65,6 +65,10 @@ class FedPHP(Method):
     def needs_classes(self) -> bool:
         return self.regulariser != "mmd"  # the teacher's answers are softened logits
 
+    @property
+    def needs_head(self) -> bool:
+        return self.regulariser == "mmd"  # which compares features
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         inherited = {"inherited_theta": theta, "inherited_phi": phi, "visits": torch.zeros(1)}

@@ -56,6 +56,14 @@ class FedProto(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none, nobody = torch.zeros(task.classes, task.d), torch.zeros(task.classes)

@@ -54,6 +54,10 @@ class FedRoD(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         psi = phi.clone() if self.start == "head" else torch.zeros_like(phi)

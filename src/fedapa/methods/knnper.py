@@ -64,6 +64,10 @@ class KNNPer(Method):
     def needs_classes(self) -> bool:
         return True
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}

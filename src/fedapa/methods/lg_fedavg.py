@@ -45,6 +45,14 @@ class LGFedAvg(Method):
     def evaluated(self) -> When:
         return "before"
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"phi": phi}, {"theta": theta, "phi": phi}

@@ -18,6 +18,10 @@ from fedapa.training.task import Task, task_loss
 
 @dataclass(frozen=True)
 class LocalOnly(Method):
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {}, {"theta": theta, "phi": phi}

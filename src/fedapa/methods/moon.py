@@ -52,6 +52,10 @@ class MOON(Method):
     def evaluated(self) -> When:
         return "after" if self.fine_tune else "before"
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}

@@ -84,7 +84,7 @@ def visit(
 
     A real site passes ``entropy``, from which noise is drawn.
     """
-    engine = engine or Plain()
+    engine, task = engine or Plain(), task.for_client(request.client)
     start = engine.clock()
     down = engine.once(request.down)
     local = Local(task, request.client, request.round, seed, data.train, record.memory, engine=engine, entropy=entropy)
@@ -122,7 +122,7 @@ def visit(
 
 def reseed(task: Task, seed: int, request: Request) -> None:
     """Dropout draws from torch's global generator, so every visit seeds it."""
-    if task.model.stochastic:
+    if task.is_stochastic:
         torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
 
 
@@ -131,8 +131,9 @@ class InProcess:
 
     def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
         self.method, self.task, self.data, self.seed = method, task, data, seed
-        self.workers = 1 if task.model.stochastic else workers or available_cores()
-        self._records = [Record(client, {}) for _ in range(task.clients)]
+        alone = task.is_stochastic or task.trainer is not None  # torch's generator is one for all threads
+        self.workers = 1 if alone else workers or available_cores()
+        self._records = [Record(_start(method, task, i, seed, client), {}) for i in range(task.clients)]
         self._pending: dict[int, Record] = {}
         self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
 
@@ -177,6 +178,11 @@ class InProcess:
     def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
         data, record = self.data.clients[request.client], self._records[request.client]
         return visit(self.method, self.task, data, record, request, self.seed, engine)
+
+
+def _start(method: Method, task: Task, i: int, seed: int, client: Tree) -> Tree:
+    """The common start, or that of the client's own architecture."""
+    return client if task.architectures is None else method.init(task.for_client(i), seed)[1]
 
 
 def available_cores() -> int:

@@ -38,9 +38,10 @@ def score_run(folder: Path) -> list[Scored]:
     method, task, data, plan = assemble(config, kept_engine(config.run.engine, folder))
     point, found, measures = last_checkpoint(folder, plan.rounds), [], measures_of(task.objective)
     for i, client in enumerate(data.clients):
-        state = in_use(method, task, point, i, client, plan.seed)
+        own = task.for_client(i)
+        state = in_use(method, own, point, i, client, plan.seed)
         test, train = (
-            {m.name: m.of(part.y.numpy(), predictions(method, task, state, part.x)) for m in measures}
+            {m.name: m.of(part.y.numpy(), predictions(method, own, state, part.x)) for m in measures}
             for part in (client.test, client.train)
         )
         rows, held = len(client.test.y), 0 if client.validation is None else len(client.validation.y)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
+from fedapa.training import own_trainer
 from fedapa.training.engines.native import TrainingCall
 from fedapa.training.task import Batch, Task, proximal, task_loss
 
@@ -231,6 +232,15 @@ class Local:
         memory = memory if self._keeps(replaced) else None
         training = self.task.training
         self.calls += 1
+        if (trainer := self.task.trainer) is not None and own_trainer.concerns(params):
+            rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm}
+            changed: dict[str, Any] = {
+                k: v for k, v in {**rates, "epochs": epochs}.items() if isinstance(v, int | float)
+            }
+            is_plain = loss is task_loss and not (carry or project or steps or isinstance(lr, Mapping))
+            wanted = own_trainer.Wanted(params, given or {}, loss, is_plain)
+            seed = torch_seed(self.seed, "trainer", self.round, self.client, self.calls)
+            return own_trainer.train_with(trainer, self.task, wanted, self.data, replace(training, **changed), seed)
         done = self.engine.train(
             Job(
                 self.task, loss, params, self._recall(memory, params), given or {}, carry or {}, self.data,

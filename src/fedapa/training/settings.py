@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from fedapa.toml_table import TABLE
 
@@ -31,3 +31,4 @@ class Training:
         StrictBool | Literal["auto"],
         Field(description="from visit to visit: true, false, or auto: unless the weights were replaced"),
     ] = "auto"
+    trainer: Annotated[StrictStr, Field(description="your own training loop: file.py:function")] = ""

@@ -66,6 +66,8 @@ class Case:
     images: bool = False  # a LeNet-shaped model, so that the native engine can be compared
     engine: Engine = "torch"
     objective: Objective = Classification()
+    shared: tuple[str, ...] = ()  # patterns of what is theta, instead of all but the head
+    norm: bool = False  # a model with BatchNorm
 
     @cached_property
     def data(self) -> Federated:
@@ -74,9 +76,10 @@ class Case:
 
     @cached_property
     def task(self) -> Task:
-        model, training = _model(self.images, self.objective.outputs(CLASSES)), Training(lr=0.05, batch=8, epochs=1)
-        head = str(len(model) - 1)
-        return make_task(self.data, model, training, ROUNDS, head, engine=self.engine, objective=self.objective)
+        training, aim = Training(lr=0.05, batch=8, epochs=1), self.objective
+        model = _model(self.images, self.norm, aim.outputs(CLASSES))
+        head, shared = str(len(model) - 1), self.shared
+        return make_task(self.data, model, training, ROUNDS, head, engine=self.engine, objective=aim, shared=shared)
 
     @cached_property
     def expected(self) -> Expected:
@@ -150,7 +153,7 @@ class Tampering(InProcess):
         return cls(plain.method, plain.task, plain.data, plain.seed, plain.records()[0].state, 1)
 
 
-def _model(images: bool, outputs: int) -> nn.Sequential:
+def _model(images: bool, norm: bool, outputs: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         if images:
@@ -163,7 +166,8 @@ def _model(images: bool, outputs: int) -> nn.Sequential:
                 nn.ReLU(),
                 nn.Linear(12, outputs),
             )
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
+        first = [nn.BatchNorm1d(8)] if norm else []
+        return nn.Sequential(nn.Linear(6, 8), *first, nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
 
 
 def _vectors() -> Federated:

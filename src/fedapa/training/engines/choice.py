@@ -16,8 +16,8 @@ from fedapa.errors import InputError
 from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
 from fedapa.training.local import Job, train
-from fedapa.training.model import SplitModel
 from fedapa.training.settings import Engine
+from fedapa.training.split_model import SplitModel
 from fedapa.training.task import Task, task_loss
 
 FEWEST = 8  # clients; with fewer, the gain by vectorising is within noise
@@ -29,8 +29,10 @@ LONG = 0.02  # seconds for two steps, which then go into arithmetic, not into th
 
 def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
     """The task on the requested engine; an error if that cannot run it."""
-    if engine == "torch":
+    if engine == "torch" or ((alone := needs_torch(task)) and engine == "auto"):
         return task
+    if alone:
+        raise InputError(f"the {engine} engine cannot run this task: {alone}", 'use engine = "auto" or "torch"')
     if engine != "vmap" and (kernel := native_kernel(task.model, data, engine == "native")) is not None:
         return replace(task, kernel=kernel)
     obstacle = vmap_obstacle(task, data) if engine == "vmap" or task.clients >= FEWEST else "too few clients"
@@ -39,10 +41,18 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
     return replace(task, vectorise=obstacle is None and (engine == "vmap" or vmap_is_faster(Measured(task, data))))
 
 
+def needs_torch(task: Task) -> str:
+    """Why only the torch engine can run the task; empty if others may."""
+    if task.trainer is not None:
+        return "it has a trainer of its own"
+    return "its clients have different architectures" if task.architectures is not None else ""
+
+
 def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
     """The compiled engine, if it was built and knows this model; an error if the user requested it."""
     built, reason = available()
-    shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
+    whole = model.is_cut_at_head and not (model.has_buffers or model.has_frozen)
+    shape = shape_of(model.extractor, data.shape) if built and whole else None
     if shape is not None and model.plain_head:
         return Kernel(shape, model.outputs, data.mean, data.std)
     if insist:
