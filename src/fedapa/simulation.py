@@ -214,7 +214,7 @@ def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
 
 def _whole_model(method: Method, task: Task, sample: Tensor) -> list[str]:
     """model.shared says what is theta; a method that sends phi as well does not keep to it."""
-    if not task.model.is_patterned:
+    if not task.model.is_patterned or method.needs_head:
         return []
     sizes = {leaf.shape[-1] for leaf in wire(method, task, sample)[1].values() if leaf.ndim}
     if task.P + task.Q not in sizes or task.Q == 0:

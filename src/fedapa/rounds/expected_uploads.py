@@ -70,7 +70,8 @@ def _check_alike(method: Method, task: Task, sample: torch.Tensor) -> None:
     """Clients of different architectures must send and receive tensors of the same shapes."""
     one = replace(task, architectures=None)
     (down, up), *_ = Expected(method, one, sample).exchanges(1)
-    for i in range(1, task.clients):
+    firsts = {id(task.for_client(i).model): i for i in reversed(range(task.clients))}
+    for i in sorted(firsts.values()):
         other = replace(one, model=task.for_client(i).model)
         for mine, theirs in zip((down, up), Expected(method, other, sample).exchanges(1)[0], strict=True):
             for name in mine:

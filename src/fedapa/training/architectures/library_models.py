@@ -47,8 +47,11 @@ def head_of(module: nn.Module) -> str:
 def _imported(package: str, name: str) -> Any:
     try:
         return importlib.import_module(package)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError(f"model {name!r} needs the package {package} ({error})", f"pip install {package}") from None
+    except Exception as error:  # a build for another torch fails in many ways
+        hint = f"install the {package} that was built for this torch"
+        raise InputError(f"model {name!r}: {package} cannot be imported: {error}", hint) from error
 
 
 def _torchvision(
