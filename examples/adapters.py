@@ -2,7 +2,7 @@
 
     python examples/adapters.py
 
-The backbone here is trained in a minute on half of the digits; with a published one, use its module instead. Where
+The backbone here is trained on half of the digits first; with a published one, use its module instead. Where
 `peft` is installed, ``get_peft_model(backbone, LoraConfig(...))`` takes the place of ``with_adapters``.
 """
 
@@ -52,6 +52,6 @@ if __name__ == "__main__":
     for shared in ("*lora*", "re:lora_A"):  # all of the adapters, or one of their two matrices
         result = fa.fit("fedapa", data, model, rounds=10, shared=[shared], lr=0.05, batch=16)
         score, sent = result.curve("after")[-1].pooled, result.logs[-1].up_bytes
-        print(f"shared {shared}: {score:.1%} with {max(sent.values()):,} bytes per upload")
+        print(f"shared {shared}: {score:.1f} % with {max(sent.values()):,} bytes per upload")
     whole = sum(p.numel() for p in model.parameters())
     print(f"the whole model is {4 * whole:,} bytes")

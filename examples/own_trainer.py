@@ -33,4 +33,4 @@ if __name__ == "__main__":
     digits = fa.load("digits", "dirichlet", clients=8, alpha=0.3, min_train=40, min_test=5)
     for method in ("local", "fedapa"):
         result = fa.fit(method, digits, "cnn8", rounds=10, trainer=train, batch=16, lr=0.005)
-        print(f"{method}: {result.curve('after')[-1].pooled:.1%}")
+        print(f"{method}: {result.curve('after')[-1].pooled:.1f} %")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from federation import Federation, assert_same, events
 from fleet import (
     NAMES,
@@ -19,6 +20,8 @@ from fleet import (
     terms_of,
 )
 
+from fedapa.federation.messages import TrainRequest
+from fedapa.federation.site_agent import Site
 from fedapa.federation.site_settings import SiteSettings, write_settings
 
 OWN = f"{Path(__file__).parents[2] / 'examples' / 'own_trainer.py'}:train"
@@ -49,11 +52,12 @@ def test_same_bits_as_in_process(method, tmp_path):
 
 @pytest.mark.parametrize("models", [[], ["other.py:train"]])
 def test_a_trainer_that_the_site_did_not_allow_is_not_imported(models, tmp_path):
-    terms = terms_of(text("fedapa"))
-    found = over_grid(grid(Direct(sites(tmp_path, models)), terms), terms)
-    said = [event.text for log in found.logs for event in log.events]
-    assert any("the trainer" in line and "is not allowed at" in line for line in said)
-    assert all(log.trained == [] for log in found.logs)
+    site = Site.open(sites(tmp_path, models)[0])
+    asked = TrainRequest("amber", 0, 0, True, False, False, 0, "", 0)
+    answer, up = site.visit(terms_of(text("fedapa")), asked, {"theta": torch.zeros(3)})
+    assert f"the trainer {OWN[:80]} is not allowed at amber" in answer.fault
+    assert up is None
+    assert "is not allowed at amber" in site.describe(text("fedapa"), "amber").fault
 
 
 @pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation")
