@@ -62,10 +62,6 @@ class DBE(Method):
     def evaluated(self) -> When:
         return "before"
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         server = {"omega": task.join(theta, phi), "mean": torch.zeros(task.d), "ready": torch.zeros(1)}
@@ -117,6 +113,10 @@ class DBE(Method):
     def claims(self) -> Claims:
         plain = replace(self, kappa=0.0, train_bias=False, keep_first=True)
         return Claims(regularisers=("kappa",), limits={"fedavg": plain})
+
+    @property
+    def needs_head(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.logits(client, task.features(client, x) + client["b"])

@@ -68,10 +68,6 @@ class FedALA(Method):
     def evaluated(self) -> When:
         return "before"
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         mixed = sum(stop - start for start, stop in top_tensors(task, self.p).values())
@@ -95,6 +91,10 @@ class FedALA(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
+
+    @property
+    def needs_head(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -51,14 +51,6 @@ class FedGH(Method):
     def needs_classes(self) -> bool:
         return True
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"phi": phi[: task.model.phi_trainable].clone()}, {"theta": theta, "phi": phi}
@@ -84,6 +76,14 @@ class FedGH(Method):
                 pairs = slice(k, k + self.server_batch)
                 phi = phi - self.server_lr * slope(task, phi, tail, z[pairs], y[pairs])
         return {"phi": phi}
+
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -65,10 +65,6 @@ class FedPAC(Method):
     def needs_classes(self) -> bool:
         return True
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none = {"prototypes": torch.zeros(task.classes, task.d), "counts": torch.zeros(task.classes)}
@@ -113,6 +109,10 @@ class FedPAC(Method):
             "prototypes": means,
             "counts": seen,
         }
+
+    @property
+    def needs_head(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -65,10 +65,6 @@ class FedPHP(Method):
     def needs_classes(self) -> bool:
         return self.regulariser != "mmd"  # the teacher's answers are softened logits
 
-    @property
-    def needs_head(self) -> bool:
-        return self.regulariser == "mmd"  # which compares features
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         inherited = {"inherited_theta": theta, "inherited_phi": phi, "visits": torch.zeros(1)}
@@ -91,6 +87,10 @@ class FedPHP(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
+
+    @property
+    def needs_head(self) -> bool:
+        return self.regulariser == "mmd"  # which compares features
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client if self.used == "local" else _teacher(client), x)

@@ -56,14 +56,6 @@ class FedProto(Method):
     def needs_classes(self) -> bool:
         return True
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         none, nobody = torch.zeros(task.classes, task.d), torch.zeros(task.classes)
@@ -93,6 +85,14 @@ class FedProto(Method):
 
     def claims(self) -> Claims:
         return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0)})
+
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

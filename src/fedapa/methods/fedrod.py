@@ -54,10 +54,6 @@ class FedRoD(Method):
     def needs_classes(self) -> bool:
         return True
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         psi = phi.clone() if self.start == "head" else torch.zeros_like(phi)
@@ -76,6 +72,10 @@ class FedRoD(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
+
+    @property
+    def needs_head(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

@@ -45,14 +45,6 @@ class LGFedAvg(Method):
     def evaluated(self) -> When:
         return "before"
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {"phi": phi}, {"theta": theta, "phi": phi}
@@ -69,6 +61,14 @@ class LGFedAvg(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {"phi": sample_mean(ups, "phi")}
+
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -52,10 +52,6 @@ class MOON(Method):
     def evaluated(self) -> When:
         return "after" if self.fine_tune else "before"
 
-    @property
-    def needs_head(self) -> bool:
-        return True
-
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         model = {"theta": theta, "phi": phi}
@@ -76,6 +72,10 @@ class MOON(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return mean_part(ups)
+
+    @property
+    def needs_head(self) -> bool:
+        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
