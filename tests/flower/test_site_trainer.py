@@ -74,3 +74,5 @@ def test_between_real_processes(tmp_path):
         assert events(run) == []
     finally:
         federation.close()
+        for process in federation.started:
+            process.wait(60)  # one that had to be killed is still to be reaped
