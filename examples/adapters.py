@@ -2,8 +2,8 @@
 
     python examples/adapters.py
 
-The backbone here is trained on half of the digits first; with a published one, use its module instead. Where
-`peft` is installed, ``get_peft_model(backbone, LoraConfig(...))`` takes the place of ``with_adapters``.
+The backbone here is trained on half of the digits first; with a published one, use its module instead. Any module
+with frozen parameters will do, whoever put the adapters in; `peft` has not been tried.
 """
 
 from __future__ import annotations
