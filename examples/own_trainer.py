@@ -1,6 +1,6 @@
 """Your own training loop under any method that minimises the plain loss, simulated or between real sites.
 
-fedapa run demo --set training.trainer=examples/own_trainer.py:train --set 'methods=["fedapa"]' --out runs/own
+fedapa run demo --method fedapa --set training.trainer=examples/own_trainer.py:train --out runs/own
 python examples/own_trainer.py
 """
 
