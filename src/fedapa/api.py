@@ -22,8 +22,10 @@ from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Progress, Result, make_task, simulate
 from fedapa.store.provenance import digest
 from fedapa.store.run_folder import kept_engine, make_folder
-from fedapa.training.model import Model
+from fedapa.training.model import Models
 from fedapa.training.objective import Classification, Objective, make_objective
+from fedapa.training.own_trainer import Trainer, name_of
+from fedapa.training.selection import Patterns
 from fedapa.training.settings import HEAD, Buffers, Engine
 from fedapa.training.task import Task
 
@@ -67,7 +69,7 @@ def from_files(
 def fit(
     method: Method | str,
     data: Federated,
-    model: Model = "lenet5",
+    model: Models = "lenet5",
     rounds: int = Plan.rounds,
     *,
     seed: int = 0,
@@ -75,6 +77,11 @@ def fit(
     schedule: Schedule | None = None,
     head: str = HEAD,
     buffers: Buffers = "shared",
+    shared: Patterns = (),
+    frozen: Patterns = (),
+    pretrained: bool = False,
+    features: int = 0,
+    trainer: Trainer | str | None = None,
     engine: Engine = "auto",
     objective: Objective | str | None = None,
     device: str = "cpu",
@@ -89,7 +96,12 @@ def fit(
 
     ``model`` is a shipped name, ``"package.module:function"``, or a class or function that makes a module, called
     without arguments where it needs none and else with (shape, classes): its weights are drawn by the seed. A module
-    is a start of its own, pretrained or not: every client begins with its weights, whatever the seed.
+    is a start of its own, pretrained or not: every client begins with its weights, whatever the seed. A list or a
+    table of models gives clients different ones. ``shared`` and ``frozen`` are patterns over the names of parameters:
+    what federates instead of all but the head, and what nobody trains. ``features`` is the size of one more layer
+    before the head.
+
+    ``trainer`` is your own training loop, ``train(module, data, training, generator)`` or "file.py:function".
 
     ``objective`` is an ``Objective``, a name ("classification", "regression") or "file.py:Class"; without one, labels
     that are whole numbers are classes and floats are numbers to predict.
@@ -107,11 +119,14 @@ def fit(
     objective = registered(objective, "objectives") if isinstance(objective, str) else objective
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
+    training |= {} if trainer is None else {"trainer": trainer if isinstance(trainer, str) else name_of(trainer)}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
     engine = engine if out is None else kept_engine(engine, Path(out))
     aim = make_objective(objective) if isinstance(objective, str) else objective
     data = data if aim is None else data.with_target(aim.target)
-    task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim, device)
+    options: dict[str, Any] = {"shared": shared, "frozen": frozen, "pretrained": pretrained, "features": features}
+    loop = None if isinstance(trainer, str) else trainer
+    task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim, device, loop, **options)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder, names = None if out is None else make_folder(Path(out)), [log] if isinstance(log, str) else list(log)
     label = _label(chosen)
@@ -131,6 +146,9 @@ def fit(
 def _config_hash(method: Method, task: Task, plan: Plan) -> str:
     """A digest of everything that ``fit`` was given except the seed."""
     given = [method, task.training, replace(plan, seed=0), task.model.extractor, task.model.head]
+    given += [] if task.architectures is None else [[m.extractor for m in task.architectures.models]]
+    patterned = task.model.is_patterned or task.model.has_frozen
+    given += [(task.model.theta_slots, task.model.has_frozen)] if patterned else []
     given += [] if task.objective == Classification() else [task.objective]
     return digest({str(k): repr(part) for k, part in enumerate(given)})
 

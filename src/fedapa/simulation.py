@@ -34,8 +34,9 @@ from fedapa.store.run_settings import SETTINGS, settings_to_json
 from fedapa.training.augment import augmentation
 from fedapa.training.devices import devices_of
 from fedapa.training.engines.choice import one_thread, with_engine
-from fedapa.training.model import Model, build_model
+from fedapa.training.model import Models, build_models
 from fedapa.training.objective import Classification, Objective, Regression
+from fedapa.training.own_trainer import Trainer, load_trainer
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
 from fedapa.training.task import Task
 from fedapa.version import NUMERICS
@@ -45,7 +46,7 @@ Progress = Callable[[RoundLog], None]
 
 def make_task(
     data: Federated,
-    model: Model = "lenet5",
+    model: Models = "lenet5",
     training: Training | None = None,
     rounds: int = 50,
     head: str = HEAD,
@@ -54,15 +55,20 @@ def make_task(
     participation: tuple[float, float] = (1.0, 1.0),
     objective: Objective | None = None,
     device: str = "cpu",
+    trainer: Trainer | None = None,
+    **options: Any,
 ) -> Task:
-    """What all parties agree on, read off the data."""
+    """What all parties agree on, read off the data; ``options`` are those of ``build_model``."""
     objective = default_objective(data) if objective is None else objective
-    split = build_model(model, data.shape, objective.outputs(data.classes), head, buffers, _tried(data))
+    outputs, options = objective.outputs(data.classes), {"head": head, "buffers": buffers, **options}
+    split, several = build_models(model, data.shape, outputs, sample=_tried(data), **options)
     names = tuple(client.name for client in data.clients)
     share = sum(participation) / 2
     task = Task(split, data.classes, data.sizes, training or Training(), rounds, share, data.mean, data.std, names)
+    if trainer is None and task.training.trainer:
+        trainer = load_trainer(task.training.trainer)
     task = replace(task, objective=objective.fitted(*data.target), augment=augmentation(task.training.augment))
-    task = replace(task, devices=devices_of(device))
+    task = replace(task, devices=devices_of(device), trainer=trainer, architectures=several)
     check_recipe(task, data)
     return with_engine(task, data, engine)
 
@@ -100,7 +106,7 @@ class Result:
     def predict(self, i: int, x: Tensor) -> Tensor:
         """Logits of client i's model as its last training left it, also where a method is evaluated as it arrives."""
         with torch.no_grad():
-            return self.method.predict(self.task, self.records[i].state, x)
+            return self.method.predict(self.task.for_client(i), self.records[i].state, x)
 
     def curve(self, phase: str = "after", data: str = "test", score: str | None = None) -> list[Summary]:
         """A score of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
@@ -245,8 +251,18 @@ def wire_bytes(method: Method, task: Task, sample: Tensor) -> tuple[int, int]:
 
 def doubts(method: Method, task: Task, sample: Tensor) -> list[str]:
     """What is to be said before a run: why the method may not fit the task, or learn nothing from noised uploads."""
-    said, noised = method.remarks(task), noise_of(method)
+    said, noised = method.remarks(task) + _whole_model(method, task, sample), noise_of(method)
     return said if noised is None else said + noised.doubts(task, *Expected(method, task, sample).exchanges(1)[0])
+
+
+def _whole_model(method: Method, task: Task, sample: Tensor) -> list[str]:
+    """model.shared says what is theta; a method that sends phi as well does not keep to it."""
+    if not task.model.is_patterned or method.needs_head:
+        return []
+    sizes = {leaf.shape[-1] for leaf in wire(method, task, sample)[1].values() if leaf.ndim}
+    if task.P + task.Q not in sizes or task.Q == 0:
+        return []
+    return [f"{type(method).__name__} sends the whole model; methods with a private part keep to model.shared (fedper)"]
 
 
 def _record(logs: list[RoundLog], rounds: int, progress: Progress | None, keeper: RunFolder | None = None) -> Sink:

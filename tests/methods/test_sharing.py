@@ -11,8 +11,8 @@ from torch import nn
 from fedapa.methods.catalogue import make
 from fedapa.methods.sharing import candidates, losses_of, sample_losses, starts, trainable
 from fedapa.training.local import Local
-from fedapa.training.model import SplitModel
 from fedapa.training.settings import Training
+from fedapa.training.split_model import SplitModel
 from fedapa.training.task import Task
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from verdict import Row, Write, farthest, judge, relative
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
-from fedapa.training.model import factory
+from fedapa.training.architectures import factory
 from fedapa.training.settings import Training
 
 ROUNDS = 4

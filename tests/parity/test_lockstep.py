@@ -21,8 +21,8 @@ from verdict import EQUAL, Row, judge, relative
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
+from fedapa.training.architectures import factory
 from fedapa.training.local import Job
-from fedapa.training.model import factory
 from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task

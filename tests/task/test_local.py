@@ -12,8 +12,9 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.errors import InputError
 from fedapa.training.local import Local, clipped, count_correct
-from fedapa.training.model import SplitModel, build_model
+from fedapa.training.model import build_model
 from fedapa.training.settings import Training
+from fedapa.training.split_model import SplitModel
 from fedapa.training.task import Batch, Task, proximal, task_loss
 
 

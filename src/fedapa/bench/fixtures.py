@@ -11,8 +11,8 @@ from torch.nn.utils import vector_to_parameters
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.simulation import make_task
+from fedapa.training.architectures import factory
 from fedapa.training.local import Local
-from fedapa.training.model import factory
 from fedapa.training.settings import Training
 from fedapa.training.task import Task
 

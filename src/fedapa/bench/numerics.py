@@ -16,7 +16,7 @@ from fedapa.data.sources import is_present
 from fedapa.methods.fedapa import FedAPA
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result, make_task, simulate
-from fedapa.training.model import lenet5
+from fedapa.training.architectures.small import lenet5
 
 ROUNDS = 4
 

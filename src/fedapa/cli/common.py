@@ -116,7 +116,7 @@ def warn(wanted: Config, method: str) -> None:
     from fedapa.simulation import doubts
 
     name = settings_of(wanted, method)[0]
-    if "noised" in name.split("+") or method_class(name).remarks is not Method.remarks:
+    if wanted.model.shared or "noised" in name.split("+") or method_class(name).remarks is not Method.remarks:
         parts = assemble(single(wanted, method, wanted.seeds[0]))
         for line in doubts(parts.method, parts.task, parts.data.clients[0].train.x[0]):
             ui.say(f"warning: {method}: {line}")

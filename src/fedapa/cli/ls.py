@@ -118,11 +118,12 @@ def _datasets() -> list[dict[str, Any]]:
 
 def _models() -> list[dict[str, Any]]:
     from fedapa.plugins import installed
+    from fedapa.training.architectures import SHIPPED
 
-    return [
-        {"name": "lenet5", "what": "LeNet-5 of the paper, square images from 16x16", "head": "84 features"},
-        {"name": "cnn8", "what": "one convolution, for 8x8 digits", "head": "32 features"},
-        {"name": "mlp", "what": "two hidden layers of 64, for tables and anything else", "head": "64 features"},
-        {"name": "package.module:function", "what": "your own: (shape, classes) -> nn.Module", "head": "named"},
-        *({"name": name, "what": where, "head": "named"} for name, where in installed("models").items()),
-    ]
+    rows = [{"name": name, "what": m.what, "head": f"{m.features} features"} for name, m in SHIPPED.items()]
+    others = {
+        "torchvision:NAME, timm:NAME, hf:NAME": "models of these libraries, where they are installed",
+        "package.module:function": "your own: (shape, classes) -> nn.Module",
+        **installed("models"),
+    }
+    return rows + [{"name": name, "what": what, "head": "named"} for name, what in others.items()]

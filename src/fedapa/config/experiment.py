@@ -174,9 +174,8 @@ def task_from(config: Config, method: str, data: Federated, engine: Engine | Non
     run, model = config.run, config.model
     training, engine = training_of(config, method), engine or run.engine
     objective, share = objective_of(config, data.classes), run.participation
-    return make_task(
-        data, model.name, training, run.rounds, model.head, model.buffers, engine, share, objective, run.device
-    )
+    options = {"participation": share, "objective": objective, "device": run.device, **model.options}
+    return make_task(data, model.name, training, run.rounds, engine=engine, **options)
 
 
 def plan_from(config: Config) -> Plan:

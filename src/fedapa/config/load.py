@@ -99,11 +99,14 @@ def check(
 def beside(config: Config, source: str) -> Config:
     """Files of sites and of own code are looked for beside the config that names them."""
     base = _folder(source)
-    model = config.model.model_copy(update={"name": plugins.anchored(config.model.name, base)})
+    model = config.model.model_copy(update={"name": _anchored(config.model.name, base)})
     objective = config.objective.model_copy(update={"name": plugins.anchored(config.objective.name, base)})
     data = config.data.model_copy(update={"source": _source_beside(config.data.source, base)})
-    training = replace(config.training, augment=plugins.anchored(config.training.augment, base))
-    config = config.model_copy(update={"model": model, "objective": objective, "data": data, "training": training})
+    augment, trainer = (plugins.anchored(name, base) for name in (config.training.augment, config.training.trainer))
+    training = replace(config.training, augment=augment, trainer=trainer)
+    method = {name: _with_own_code(table, base) for name, table in config.method.items()}
+    changed = {"model": model, "objective": objective, "data": data, "training": training, "method": method}
+    config = config.model_copy(update=changed)
     if config.sites is None:
         return config
     found: dict[str, Any] = {"files": {k: str(base / Path(v).expanduser()) for k, v in config.sites.files.items()}}
@@ -121,6 +124,21 @@ def _source_beside(source: str, base: Path) -> str:
 
 def _folder(source: str) -> Path:
     return Path(source).absolute().parent if Path(source).is_file() else Path.cwd()
+
+
+def _anchored(names: str | list[str] | dict[str, str], base: Path) -> str | list[str] | dict[str, str]:
+    if isinstance(names, dict):
+        return {client: plugins.anchored(name, base) for client, name in names.items()}
+    if isinstance(names, list):
+        return [plugins.anchored(name, base) for name in names]
+    return plugins.anchored(names, base)
+
+
+def _with_own_code(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A method's hyper-parameters with the files of its own training.trainer and training.augment found."""
+    own = table.get("training", {})
+    found = {key: plugins.anchored(own[key], base) for key in ("trainer", "augment") if key in own}
+    return {**table, "training": {**own, **found}} if found else table
 
 
 def dump(config: Config) -> str:

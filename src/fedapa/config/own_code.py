@@ -72,7 +72,7 @@ def registered(name: str, kind: str) -> str:
 
 def _shipped(kind: str) -> set[str]:
     from fedapa.data.sources import SOURCES
-    from fedapa.training.model import MODELS
+    from fedapa.training.architectures import MODELS
     from fedapa.training.objective import OBJECTIVES
 
     return {"datasets": {*SOURCES}, "models": {*MODELS}, "objectives": {*OBJECTIVES}}[kind]

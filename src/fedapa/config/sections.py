@@ -17,6 +17,7 @@ from fedapa.rounds.site_policy import SitePolicy
 from fedapa.toml_table import distinct
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
 
+Names = Annotated[list[str], Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -48,9 +49,21 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("lenet5", description="see `fedapa ls models`, or package.module:function")
+    name: str | Names | dict[str, str] = Field(
+        "lenet5", description="see `fedapa ls models`, or package.module:function; a list: in turn; a table: by client"
+    )
     head: str = Field(HEAD, description="name of the submodule that stays private")
     buffers: Buffers = Field("shared", description="BatchNorm statistics: with the extractor or the head")
+    shared: str | list[str] = Field("", description="patterns of the parameters that federate, instead of all but head")
+    frozen: str | list[str] = Field("", description="patterns of the parameters that nobody trains or sends")
+    pretrained: bool = Field(False, description="published weights, of torchvision:, timm: and hf: models")
+    features: int = Field(0, ge=0, description="size of one more layer before the head; 0: none")
+    settings: dict[str, Any] = Field(default_factory=dict, description="arguments of the function that makes it")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``build_model`` is told beside the name."""
+        return self.model_dump(exclude={"name"})
 
 
 class ObjectiveConfig(Section):

@@ -58,7 +58,7 @@ from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, reseed, visit
 from fedapa.training.engines.choice import native_kernel
 from fedapa.training.local import Entropy
-from fedapa.training.model import build_model
+from fedapa.training.model import build_models, distinct
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 
@@ -147,12 +147,13 @@ class Site:
             data, model = self._data(config), config.model
             with _in_words():
                 outputs = objective_of(config, data.classes).outputs(data.classes)
-                split = build_model(model.name, data.shape, outputs, model.head, model.buffers)
+                split, several = build_models(model.name, data.shape, outputs, **model.options)
             fingerprint, layout = self.store.keyed(data.fingerprint), self._layout(config)
             self.note("described", terms=digest_of(text), train=len(data.clients[0].train.y))
         except FedapaError as error:
             return replace(blank, fault=self._fault(error))
-        mine = data.clients[0]
+        mine, other = data.clients[0], several is not None or bool(training_of(config, config.methods[0]).trainer)
+        is_native = not other and native_kernel(split, data) is not None
         labels = torch.bincount(mine.train.y).nonzero().flatten().tolist() if data.classes else []
         target = [] if data.classes else list(target_sums(mine.train.y))
         held = 0 if mine.validation is None else len(mine.validation.y)
@@ -170,7 +171,7 @@ class Site:
             target,
             labels,
             fingerprint,
-            native_kernel(split, data) is not None,
+            is_native,
             layout,
         )
 
@@ -228,7 +229,7 @@ class Site:
 
     def _record(self, method: Method, task: Task, seed: int, run: str, ask: TrainRequest) -> Record:
         if ask.accepted == 0:
-            return Record(method.init(task, seed)[1], {})
+            return Record(method.init(task.for_client(ask.client), seed)[1], {})
         return self.store.load(run, ask.accepted, ask.digest)
 
     def _agree(self, terms: Terms, client: int) -> tuple[Agreed, ClientData]:
@@ -255,13 +256,14 @@ class Site:
             raise Disclosed(f"this is {self.name}, not {site[:80]}")
 
     def _checked(self, text: str) -> Config:
-        """The run's config, once it asks for nothing that the site did not agree to. A model, an objective or a method
-        by name is code: only what the site has allowed is imported."""
+        """The run's config, once it asks for nothing that the site did not agree to. A model, an objective, a trainer
+        or a method by name is code: only what the site has allowed is imported."""
         with _in_words():
             config = read_config(text)
-        augment = training_of(config, config.methods[0]).augment
-        own = {"model": config.model.name, "objective": config.objective.name, "augmentation": augment}
-        for what, name in (own | {"data source": config.data.source}).items():
+        training = training_of(config, config.methods[0])
+        own = [("model", name) for name in distinct(config.model.name)]
+        own += [("objective", config.objective.name), ("augmentation", training.augment), ("trainer", training.trainer)]
+        for what, name in (*own, ("data source", config.data.source)):
             if is_own(name) and name not in self.models:
                 hint = "the site can allow it: fedapa site join KIT --allow-model"
                 raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)

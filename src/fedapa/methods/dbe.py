@@ -118,6 +118,10 @@ class DBE(Method):
         plain = replace(self, kappa=0.0, train_bias=False, keep_first=True)
         return Claims(regularisers=("kappa",), limits={"fedavg": plain})
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.logits(client, task.features(client, x) + client["b"])
 

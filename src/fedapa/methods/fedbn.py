@@ -34,7 +34,7 @@ from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean
 from fedapa.methods.method import Claims, Method, Role, Roles, When
 from fedapa.training.local import Local
-from fedapa.training.model import SplitModel
+from fedapa.training.split_model import SplitModel
 from fedapa.training.task import Task, task_loss
 
 

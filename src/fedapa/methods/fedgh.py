@@ -81,6 +81,14 @@ class FedGH(Method):
                 phi = phi - self.server_lr * slope(task, phi, tail, z[pairs], y[pairs])
         return {"phi": phi}
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 

@@ -114,6 +114,10 @@ class FedPAC(Method):
             "counts": seen,
         }
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)
 

@@ -92,6 +92,10 @@ class FedPHP(Method):
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
 
+    @property
+    def needs_head(self) -> bool:
+        return self.regulariser == "mmd"  # which compares features
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client if self.used == "local" else _teacher(client), x)
 

@@ -90,6 +90,14 @@ class FedProto(Method):
     def claims(self) -> Claims:
         return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0)})
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)
         logits = task.logits(client, z)

@@ -89,6 +89,10 @@ class KNNPer(Method):
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return mean_part(ups)
 
+    @property
+    def needs_head(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)
         own = task.logits(client, z).softmax(1)

@@ -34,5 +34,9 @@ class LocalOnly(Method):
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return server
 
+    @property
+    def mixes_architectures(self) -> bool:
+        return True
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -135,6 +135,16 @@ class Method(ABC):
         return False
 
     @property
+    def needs_head(self) -> bool:
+        """Whether it computes features or treats the head as one: then the model must be cut at its head."""
+        return False
+
+    @property
+    def mixes_architectures(self) -> bool:
+        """Whether clients may have different models, because nothing that it sends depends on the extractor."""
+        return False
+
+    @property
     def schedule(self) -> Schedule:
         """Clients of one round see the same server (``parallel``) or each sees what the ones before it left."""
         return "parallel"

@@ -110,6 +110,14 @@ class Wrapped(Method):
         return self.inner.needs_classes
 
     @property
+    def needs_head(self) -> bool:
+        return self.inner.needs_head
+
+    @property
+    def mixes_architectures(self) -> bool:
+        return self.inner.mixes_architectures
+
+    @property
     def schedule(self) -> Schedule:
         return self.inner.schedule
 

@@ -9,6 +9,7 @@ import torch
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.data.samples import blank
+from fedapa.errors import InputError
 from fedapa.methods.method import Method
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.upload_limits import Limits
@@ -30,6 +31,10 @@ class Expected:
         kind = torch.int64 if task.classes else torch.float32
         self._data = Split(blank(sample, 2), torch.zeros(2, dtype=kind))
         self._known: dict[int, Tree] = {}
+        if task.trainer is not None:
+            self.exchanges(1)  # refuses a method that the trainer cannot train, before anything is trained
+        if task.architectures is not None:
+            _check_alike(method, task, sample)
 
     def upload(self, down: Tree) -> Tree:
         """The upload that answers ``down``: names, shapes and dtypes are what counts."""
@@ -60,3 +65,18 @@ class Expected:
             server = self._method.absorb(self._task, server, [0], [down], [up])
             found.append((down, up))
         return found
+
+
+def _check_alike(method: Method, task: Task, sample: torch.Tensor) -> None:
+    """Clients of different architectures must send and receive tensors of the same shapes."""
+    one = replace(task, architectures=None)
+    (down, up), *_ = Expected(method, one, sample).exchanges(1)
+    firsts = {id(task.for_client(i).model): i for i in reversed(range(task.clients))}
+    for i in sorted(firsts.values()):
+        other = replace(one, model=task.for_client(i).model)
+        for mine, theirs in zip((down, up), Expected(method, other, sample).exchanges(1)[0], strict=True):
+            for name in mine:
+                if mine[name].shape != theirs[name].shape:
+                    shapes = f"{list(mine[name].shape)} and {list(theirs[name].shape)}"
+                    said = f"the models of {task.name(0)} and {task.name(i)} have {name} of shapes {shapes}"
+                    raise InputError(said, "give all models features of one size: model.features = 64")

@@ -36,10 +36,16 @@ def start(method: Method, task: Task, seed: int) -> tuple[State, Tree]:
 
 
 def check_fits(method: Method, task: Task) -> None:
-    """Some methods learn something per class, which numbers do not have."""
+    """Some methods learn something per class, some use the model's features, most send its extractor."""
     if method.needs_classes and task.classes == 0:
         hint = "use a method without prototypes or means by class, such as fedavg, fedper or fedapa"
         raise InputError(f"{type(method).__name__} needs classes, and the targets are numbers", hint)
+    if method.needs_head and not task.model.is_cut_at_head:
+        hint = "leave model.shared out, or use a method such as fedapa, fedavg or fedper"
+        raise InputError(f"{type(method).__name__} needs a model that is cut at its head", hint)
+    if task.architectures is not None and not method.mixes_architectures:
+        hint = "use local, fedproto, fedgh or lg-fedavg, or give all clients one model"
+        raise InputError(f"{type(method).__name__} needs one architecture for all clients", hint)
 
 
 def draw(plan: Plan, clients: int, t: int, gone: frozenset[int] = frozenset()) -> list[int]:
@@ -71,7 +77,8 @@ class Context:
     def with_client(self, newcomer: Newcomer) -> Context:
         """With a place for one more client everywhere but in the server's state."""
         task = self.task.with_client(newcomer.name, newcomer.train)
-        self.transport.admit(task, newcomer, self.method.init(task, self.plan.seed)[1])
+        own = task.for_client(task.clients - 1)
+        self.transport.admit(task, newcomer, self.method.init(own, self.plan.seed)[1])
         return replace(self, task=task, expected=self.expected.with_client(task, newcomer))
 
 

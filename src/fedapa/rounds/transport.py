@@ -113,7 +113,7 @@ def _visit(
     engine: Engine | None,
     entropy: Normal | None,
 ) -> tuple[Record, Reply]:
-    engine, task = engine or Plain(), task.at(data.train.y)
+    engine, task = engine or Plain(), task.for_client(request.client).at(data.train.y)
     start = engine.clock()
     down = engine.once(request.down)
     mine = data.train, record.memory
@@ -152,7 +152,7 @@ def _visit(
 
 def reseed(task: Task, seed: int, request: Request) -> None:
     """Dropout draws from torch's global generator, so every visit seeds it."""
-    if task.model.stochastic:
+    if task.is_stochastic:
         torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
 
 
@@ -161,8 +161,9 @@ class InProcess:
 
     def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
         self.method, self.task, self.data, self.seed = method, task, data, seed
-        self.workers = 1 if task.model.stochastic else workers or available_cores()
-        self._records = [Record(client, {}) for _ in range(task.clients)]
+        alone = task.is_stochastic or task.trainer is not None  # torch's generator is one for all threads
+        self.workers = 1 if alone else workers or available_cores()
+        self._records = [Record(_start(method, task, i, seed, client), {}) for i in range(task.clients)]
         self._pending: dict[int, Record] = {}
         self._placed = self._place(task)
         self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
@@ -213,6 +214,11 @@ class InProcess:
     def _place(self, task: Task) -> list[Task]:
         """The task for every device; clients take them in turn, and a client its own every time."""
         return [task.placed(device) for device in task.devices]
+
+
+def _start(method: Method, task: Task, i: int, seed: int, client: Tree) -> Tree:
+    """The common start, or that of the client's own architecture."""
+    return client if task.architectures is None else method.init(task.for_client(i), seed)[1]
 
 
 def available_cores() -> int:

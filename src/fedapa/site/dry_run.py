@@ -107,7 +107,8 @@ def _alone(
     """Predictions of the site's own test rows after as many rounds of training alone."""
     mine = replace(data, clients=(data.clients[i],))
     training = training_of(config, "local")
-    alone = replace(task, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
+    own = replace(task.for_client(i), architectures=None)
+    alone = replace(own, sizes=task.sizes[i : i + 1], names=task.names[i : i + 1], vectorise=False, training=training)
     plan = Plan(config.run.rounds, (1.0, 1.0), seed=config.seeds[0], evaluate_every=config.run.rounds)
     done = simulate(LocalOnly(), alone, mine, plan, progress=progress)
     return predictions(LocalOnly(), alone, done.records[0].state, mine.clients[0].test.x)

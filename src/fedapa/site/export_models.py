@@ -33,6 +33,7 @@ from fedapa.site.silo_scores import Scored, score_run
 from fedapa.site.site_model import write_model
 from fedapa.store.checkpoint import Checkpoint, write_atomically
 from fedapa.store.run_folder import kept_engine
+from fedapa.training.model import choose
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet takes for a formula
 
@@ -68,9 +69,10 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     client = parts.data.clients[i]
     own = load_own(config, parts.plan.seed) if config.sites is not None else None
     schema = own.schemas[i] if own is not None else plain_schema(parts)
-    state = in_use(parts.method, parts.task, point, i, client, parts.plan.seed)
-    p = predictions(parts.method, parts.task, state, client.test.x)
-    seen = predictions(parts.method, parts.task, state, client.train.x)
+    task = parts.task.for_client(i)
+    state = in_use(parts.method, task, point, i, client, parts.plan.seed)
+    p = predictions(parts.method, task, state, client.test.x)
+    seen = predictions(parts.method, task, state, client.train.x)
     flaw = flaw_of(client, seen, p, schema.class_names)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
@@ -80,9 +82,9 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     card = write_card(facts, schema, score_run(run) if scored is None else scored)
     sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
     about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name}
-    model = config.model.model_dump()
+    model = {**config.model.model_dump(), "name": choose(config.model.name, i, client.name)}
     folder = write_model(
-        out / "site-model", client.name, base, settings, model, parts.task, state, schema, sites, card, about
+        out / "site-model", client.name, base, settings, model, task, state, schema, sites, card, about
     )
     if own is not None:
         _write_held_out(out, own, i, schema, p)

@@ -93,6 +93,8 @@ def onboard(
     point = checkpoint.newest(run / "checkpoints")
     if point is None:
         raise InputError(f"{run} has not played a round yet", "`fedapa resume` goes on with it")
+    if parts.task.architectures is not None:
+        raise InputError("clients of this run have different models", "onboarding needs one model for all")
     if name in parts.task.names:
         raise InputError(f"there is a client called '{name}' already", "give the new one another --name")
     own = _read(run, name, file, parts)

@@ -52,12 +52,13 @@ def score_run(folder: Path) -> list[Scored]:
     point, found = last_checkpoint(folder, plan.rounds), []
     measures = measures_of(task.objective, data.classes)
     for i, client in enumerate(data.clients):
-        state = in_use(method, task, point, i, client, plan.seed)
-        test, train = (predictions(method, task, state, part.x) for part in (client.test, client.train))
+        own = task.for_client(i)
+        state = in_use(method, own, point, i, client, plan.seed)
+        test, train = (predictions(method, own, state, part.x) for part in (client.test, client.train))
         aside = client.validation
         held = (client.train.y.numpy(), train)
         if aside is not None:
-            held = aside.y.numpy(), predictions(method, task, state, aside.x)
+            held = aside.y.numpy(), predictions(method, own, state, aside.x)
         judged = at_threshold(measures, threshold_of(*held)) if data.classes else measures
         found.append(_scored(config, plan.seed, client, config.methods[0], judged, test, train))
     return found

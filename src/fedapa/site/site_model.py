@@ -112,7 +112,7 @@ def write_model(
     site: str,
     base: str,
     settings: Mapping[str, Any],
-    model: Mapping[str, str],
+    model: Mapping[str, Any],
     task: Task,
     state: Tree,
     schema: Schema,
@@ -175,7 +175,8 @@ def read_model(folder: Path) -> SiteModel:
         aim = about.get("objective") or {"name": "classification", "settings": {}}
         objective = make_objective(aim["name"], **aim["settings"])
         outputs = objective.outputs(len(schema.classes))
-        split = build_model(model["name"], tuple(about["shape"]), outputs, model["head"], model["buffers"])
+        options = {key: value for key, value in model.items() if key != "name"}
+        split = build_model(model["name"], tuple(about["shape"]), outputs, **options)
         mean, std = tuple(about["mean"]), tuple(about["std"])
         task = Task(split, len(schema.classes), torch.ones(1), mean=mean, std=std, objective=objective)
         made = make(method["name"], **method["settings"])

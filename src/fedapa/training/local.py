@@ -22,6 +22,7 @@ from fedapa.data.federated import Split
 from fedapa.data.samples import chosen, pieces
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
+from fedapa.training import own_trainer
 from fedapa.training.engines.native import TrainingCall
 from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
 from fedapa.training.task import CPU, Batch, Task, proximal, task_loss
@@ -261,6 +262,15 @@ class Local:
         memory = memory if self._keeps(replaced) else None
         training = self.task.training
         self.calls += 1
+        if (trainer := self.task.trainer) is not None and own_trainer.concerns(params):
+            asked = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm}
+            changed: dict[str, Any] = {
+                k: v for k, v in {**asked, "epochs": epochs}.items() if isinstance(v, int | float)
+            }
+            is_plain = loss is task_loss and not (carry or project or steps or isinstance(lr, Mapping))
+            wanted = own_trainer.Wanted(params, given or {}, loss, is_plain)
+            seed = torch_seed(self.seed, "trainer", self.round, self.client, self.calls)
+            return own_trainer.train_with(trainer, self.task, wanted, self.data, replace(training, **changed), seed)
         own, call, rates = momentum is not None, self.calls, partial(self._rates, _per_name(lr, params))
         held = None if own or rule is not None or steps is not None else self._held(judge)
         rule = rule or (rule_of(training) if momentum is None else Rule(momentum, training.weight_decay))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from fedapa.toml_table import TABLE
 
@@ -55,6 +55,7 @@ class Training:
         str, Field(description="of train batches: flip, crop, both as flip+crop, or your own: file.py:function")
     ] = ""
     precision: Annotated[Precision, Field(description="of the passes; weights and steps are float32")] = "float32"
+    trainer: Annotated[StrictStr, Field(description="your own training loop: file.py:function")] = ""
 
     def __repr__(self) -> str:
         """Later keys are shown where they are no default, so that a run begun before they came still knows itself."""

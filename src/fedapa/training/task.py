@@ -13,9 +13,11 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.data.samples import are_fields
 from fedapa.training.engines.native import Kernel
-from fedapa.training.model import SplitModel
+from fedapa.training.model import Architectures
 from fedapa.training.objective import Classification, Objective
+from fedapa.training.own_trainer import Trainer
 from fedapa.training.settings import Training
+from fedapa.training.split_model import SplitModel
 
 CPU = torch.device("cpu")
 Augment = Callable[[Any, np.random.Generator], Any]  # the samples of a batch, changed at random
@@ -40,6 +42,8 @@ class Task:
     kernel: Kernel | None = None  # the native engine, for models that it knows; PyTorch runs the others
     vectorise: bool = False  # the vmap engine: clients of a round are trained together
     objective: Objective = field(default_factory=Classification)
+    trainer: Trainer | None = None  # a user's own training loop
+    architectures: Architectures | None = None  # where clients have different ones; ``model`` is then the first
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
     augment: Augment | None = None  # train batches pass through it
     devices: tuple[torch.device, ...] = (CPU,)  # where clients compute, in turn; the server computes on the CPU
@@ -62,6 +66,18 @@ class Task:
         """The task as a client with these train labels sees it; the same object where nothing depends on them."""
         own = self.objective.at(y, self.classes)
         return self if own is self.objective else replace(self, objective=own)
+
+    def for_client(self, i: int) -> Task:
+        """The task as client i has it: with its own architecture."""
+        if self.architectures is None:
+            return self
+        return replace(self, model=self.architectures.of(i, self.names[i] if self.names else str(i)))
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether training draws from torch's own generator."""
+        models = (self.model,) if self.architectures is None else self.architectures.models
+        return any(model.stochastic for model in models)
 
     def name(self, i: int) -> str:
         return f"client {self.names[i] if self.names else i}"
@@ -105,7 +121,7 @@ class Task:
         return _whole(self.model.features(params["theta"], params.get("phi"), self.prepare(x)))
 
     def logits(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
-        return _whole(self.model.logits(params["phi"], z))
+        return _whole(self.model.logits(params["phi"], z, params.get("theta")))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The objective's mean loss of a batch."""

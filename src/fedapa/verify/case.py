@@ -69,6 +69,8 @@ class Case:
     objective: Objective = Classification()
     training: Training = Training(lr=0.05, batch=8, epochs=1)
     tokens: bool = False  # whole numbers as samples, and a model with an embedding
+    shared: tuple[str, ...] = ()  # patterns of what is theta, instead of all but the head
+    norm: bool = False  # a model with BatchNorm
 
     @cached_property
     def data(self) -> Federated:
@@ -78,9 +80,11 @@ class Case:
     @cached_property
     def task(self) -> Task:
         outputs = self.objective.outputs(CLASSES)
-        model = _embedding(outputs) if self.tokens and not self.images else _model(self.images, outputs)
-        head = str(len(model) - 1)
-        return make_task(self.data, model, self.training, ROUNDS, head, engine=self.engine, objective=self.objective)
+        model = _embedding(outputs) if self.tokens and not self.images else _model(self.images, self.norm, outputs)
+        head, aim = str(len(model) - 1), self.objective
+        return make_task(
+            self.data, model, self.training, ROUNDS, head, engine=self.engine, objective=aim, shared=self.shared
+        )
 
     @cached_property
     def expected(self) -> Expected:
@@ -154,7 +158,7 @@ class Tampering(InProcess):
         return cls(plain.method, plain.task, plain.data, plain.seed, plain.records()[0].state, 1)
 
 
-def _model(images: bool, outputs: int) -> nn.Sequential:
+def _model(images: bool, norm: bool, outputs: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         if images:
@@ -167,7 +171,8 @@ def _model(images: bool, outputs: int) -> nn.Sequential:
                 nn.ReLU(),
                 nn.Linear(12, outputs),
             )
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
+        first = [nn.BatchNorm1d(8)] if norm else []
+        return nn.Sequential(nn.Linear(6, 8), *first, nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, outputs))
 
 
 def _embedding(outputs: int) -> nn.Sequential:

@@ -33,7 +33,11 @@ TOLERANCE = 2e-4  # between engines and orders, after ROUNDS rounds of the small
 def engines_agree(case: Case) -> str:
     """1. Serial = parallel, bit for bit; PyTorch = vectorised = native kernel, to float tolerance."""
     _same(case.usual(), case.run(workers=3), "one worker and three workers")
+    if case.norm:
+        return "3 workers = 1 worker; only the torch engine follows BatchNorm"
     said = f"3 workers = 1 worker; vmap within {_engine_gap(case, 'vmap'):.1g} of torch"
+    if case.shared:
+        return f"{said}; the native engine needs a model that is cut at its head"
     if not available()[0]:
         return f"{said}; native engine not built: {available()[1]}"
     return f"{said}, native within {_engine_gap(replace(case, images=True), 'native'):.1g}"

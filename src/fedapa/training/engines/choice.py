@@ -17,9 +17,9 @@ from fedapa.errors import InputError
 from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
 from fedapa.training.local import Job, train
-from fedapa.training.model import SplitModel
 from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Engine
+from fedapa.training.split_model import SplitModel
 from fedapa.training.task import Task, task_loss
 
 FEWEST = 8  # clients; with fewer, the gain by vectorising is within noise
@@ -31,8 +31,10 @@ LONG = 0.02  # seconds for two steps, which then go into arithmetic, not into th
 
 def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
     """The task on the requested engine; an error if that cannot run it."""
-    if engine == "torch":
+    if engine == "torch" or ((alone := needs_torch(task)) and engine == "auto"):
         return task
+    if alone:
+        raise InputError(f"the {engine} engine cannot run this task: {alone}", 'use engine = "auto" or "torch"')
     if engine != "vmap" and (kernel := kernel_for(task, data, engine == "native")) is not None:
         return replace(task, kernel=kernel)
     few = task.clients < FEWEST or task.devices[0].type != "cpu"  # the measurement is one of the CPU
@@ -40,6 +42,13 @@ def with_engine(task: Task, data: Federated, engine: Engine) -> Task:
     if engine == "vmap" and obstacle:
         raise InputError(f"the vmap engine cannot run this model: {obstacle}", 'use engine = "auto" or "torch"')
     return replace(task, vectorise=obstacle is None and (engine == "vmap" or vmap_is_faster(Measured(task, data))))
+
+
+def needs_torch(task: Task) -> str:
+    """Why only the torch engine can run the task; empty if others may."""
+    if task.trainer is not None:
+        return "it has a trainer of its own"
+    return "its clients have different architectures" if task.architectures is not None else ""
 
 
 def kernel_for(task: Task, data: Federated, insist: bool = False) -> Kernel | None:
@@ -100,7 +109,8 @@ def recipe_obstacle(task: Task) -> str | None:
 def native_kernel(model: SplitModel, data: Federated, insist: bool = False) -> Kernel | None:
     """The compiled engine, if it was built and knows this model; an error if the user requested it."""
     built, reason = available()
-    shape = shape_of(model.extractor, data.shape) if built and not model.has_buffers else None
+    whole = model.is_cut_at_head and not (model.has_buffers or model.has_frozen)
+    shape = shape_of(model.extractor, data.shape) if built and whole else None
     if shape is not None and model.plain_head:
         return Kernel(shape, model.outputs, data.mean, data.std)
     if insist:
