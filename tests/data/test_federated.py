@@ -180,7 +180,7 @@ def spoil(at: int, value: object) -> Client:
         ),
         (spoil(2, np.zeros((2, 3), np.uint8)), "client 1: samples of shape (3,) and type uint8, client 0"),
         (spoil(0, np.zeros((3, 3), np.float32)), "client 1: train set has 3 samples and 4 labels"),
-        (spoil(0, np.zeros((4, 3), np.int64)), "client 1: train x has shape (4, 3) and type int64"),
+        (spoil(0, np.zeros((4, 3), np.int64)), "client 1: samples of shape (3,) and type int64, client 0"),
         (spoil(0, np.zeros(4, np.float32)), "client 1: train x has shape (4,)"),
         (own()[:3], "client 1: 3 arrays instead of 4"),
     ],

@@ -540,7 +540,7 @@ def test_the_verdict_names_the_better_model() -> None:
     assert (better.use, "is better than the one trained alone" in better.text) == ("joined", True)
     equal = judge([ACCURACY, AUC], y, unsure, unsure, "onboarded")
     assert (equal.use, "no gain is shown" in equal.text) == ("alone", True)
-    one = judge([ACCURACY, AUC], y[:1], right[:1], wrong[:1], "onboarded")
+    one = judge([ACCURACY, AUC], y[1:2], right[1:2], wrong[1:2], "onboarded")
     assert (one.use, one.gain.low, one.measure) == ("alone", None, ACCURACY)  # a single row has no AUC
     assert worse.gain.low is not None
     assert worse.gain.low < worse.gain.mean < (worse.gain.high or 0) < 0

@@ -76,8 +76,7 @@ def _unbiased(beta: float, steps: Tensor) -> Tensor:
 def base_rate(training: Training, name: str) -> float:
     """The rate of a parameter before any schedule; theta and phi may have their own, also in a second model."""
     part = name.rpartition("_")[2]
-    own = {"theta": training.lr_theta, "phi": training.lr_phi}.get(part)
-    return training.lr if own is None else own
+    return {"theta": training.lr_theta, "phi": training.lr_phi}.get(part) or training.lr
 
 
 def schedule_factor(training: Training, at: float, rounds: int) -> float:

@@ -41,8 +41,8 @@ class Training:
     nesterov: Annotated[StrictBool, Field(description="sgd: look ahead by one step of momentum")] = False
     betas: Annotated[tuple[Beta, Beta], Field(description="adam, adamw: decay of both moments")] = (0.9, 0.999)
     eps: Annotated[StrictFloat, Field(gt=0, description="adam, adamw: added to the root of the second moment")] = 1e-8
-    lr_theta: Annotated[StrictFloat | None, Field(gt=0, description="rate of the extractor; default lr")] = None
-    lr_phi: Annotated[StrictFloat | None, Field(gt=0, description="rate of the head; default lr")] = None
+    lr_theta: Annotated[StrictFloat, Field(ge=0, description="rate of the extractor; 0: lr")] = 0.0
+    lr_phi: Annotated[StrictFloat, Field(ge=0, description="rate of the head; 0: lr")] = 0.0
     lr_schedule: Annotated[LrSchedule, Field(description="of the rate over the rounds of a run")] = "constant"
     lr_warmup: Annotated[StrictInt, Field(ge=0, description="first rounds, in which the rate rises to lr")] = 0
     lr_every: Annotated[StrictInt, Field(ge=1, description="step: rounds between two steps")] = 10
@@ -71,7 +71,7 @@ class Training:
         """The recipe in one line: what makes the rate and the steps."""
         rule = self.optimizer + (f" {self.momentum:g}" if self.optimizer == "sgd" else "")
         parts = [f"{rule}{' nesterov' if self.nesterov else ''}", f"lr {self.lr:g}"]
-        parts += [f"{name} {value:g}" for name, value in self._parts() if value is not None]
+        parts += [f"{name} {value:g}" for name, value in self._parts() if value]
         parts += [] if self.lr_schedule == "constant" else [f"{self.lr_schedule} schedule"]
         parts += [f"warm-up {self.lr_warmup}"] if self.lr_warmup else []
         parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
@@ -81,7 +81,7 @@ class Training:
         parts += [self.precision] if self.precision != "float32" else []
         return ", ".join([*parts, f"batch {self.batch}", f"{self.epochs} epochs"])
 
-    def _parts(self) -> list[tuple[str, float | None]]:
+    def _parts(self) -> list[tuple[str, float]]:
         return [("lr_theta", self.lr_theta), ("lr_phi", self.lr_phi)]
 
 
