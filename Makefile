@@ -5,14 +5,14 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
+.PHONY: help docs coverage demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/training/engines/native/*.cpp)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,parquet,tune]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,onnx,parquet,tune]'
 	@touch $(READY)
 
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
@@ -20,6 +20,13 @@ demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 
 test: check browser ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
+
+docs: $(READY) ## build the documentation as a site that needs no network: build/site/index.html
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+coverage: $(READY) ## all tests again with coverage; fails below the floor of pyproject.toml
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term
 
 mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
 	$(BIN)/python tests/mutants/mutate.py --workers $(WORKERS) $(MUTANTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +98,15 @@ def _row(wanted: Any, name: str, timing: bool) -> tuple[dict[str, Any], Account 
         row |= {
             "s/round": round(seconds, 2),
             "hours": round(seconds * plan.rounds * len(wanted.seeds) / 3600, 3),
-            "memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "memory MB": _peak_memory(),
         }
     return row, account_of(method, plan.rounds, simulated=True), doubts(method, task, sample)
+
+
+def _peak_memory() -> int:
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def _seconds_per_round(method: Any, task: Any, data: Any, plan: Any) -> float:

@@ -28,6 +28,7 @@ from fedapa.analysis.run_reader import (
     class_names,
     label_counts,
     mean_curve,
+    seed_band,
     title_of,
 )
 from fedapa.core.scores import Score
@@ -103,6 +104,9 @@ def convergence(scenario: Scenario) -> Drawn:
 
     def draw(axes: Any) -> None:
         for label, curve in drawn.items():
+            band = seed_band(scenario.of(label)) if kinds[label].is_strong else None
+            if band is not None:
+                axes.fill_between(curve.rounds, *band, color=kinds[label].colour, alpha=0.13, linewidth=0)
             _line(axes, curve, kinds[label])
         axes.margins(x=0.01)
         _count_rounds(axes)
@@ -156,7 +160,7 @@ def _line(axes: Any, curve: Curve, look: Look) -> None:
 
 def _count_rounds(axes: Any) -> None:
     """There is no round 1.5."""
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def axis_of(score: Score) -> str:
