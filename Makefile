@@ -22,7 +22,7 @@ test: check browser ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
 
 docs: $(READY) ## build the documentation as a site that needs no network: build/site/index.html
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 coverage: $(READY) ## all tests again with coverage; fails below the floor of pyproject.toml

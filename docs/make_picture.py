@@ -53,7 +53,7 @@ def _mixture(axes: Axes, scenario: Scenario) -> None:
     assert counts is not None
     order = clustered(similarity(counts))
     shown = np.ma.masked_array(A, np.eye(len(A), dtype=bool))[np.ix_(order, order)]
-    axes.imshow(shown, cmap="Blues", vmin=0, vmax=float(off_diagonal(A).max()), interpolation="none")
+    axes.imshow(shown, cmap="Blues", vmin=0, vmax=float(np.percentile(off_diagonal(A), 97)), interpolation="none")
     marks = range(len(order))
     names = ["".join(str(c) for c in np.flatnonzero(counts[i])) for i in order]  # the digits that it has
     shown_names = [name if k % 4 == 0 else "" for k, name in enumerate(names)]

@@ -43,7 +43,6 @@ PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", 
 @event_priority(-100)  # after the plugin, which would load a script of another server
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.extra["polyfills"] = ["search-offline.js"]
-    config.repo_url, config.repo_name, config.edit_uri = REPOSITORY, "source", "edit/main/docs/"
     config.nav = navigation([*(path.relative_to(HERE).as_posix() for path in HERE.rglob("*.md")), *made()])
     return config
 
