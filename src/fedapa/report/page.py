@@ -59,7 +59,10 @@ PLOTS = (
         "that both have, same allocation. The bar is the mean over clients, the numbers count winners and "
         "losers.{scale}",
     ),
-    Plot("who", figures.who, "Client by client", "Every client of {focus}, with the number of its train samples."),
+    Plot(
+        "who", figures.who, "Client by client",
+        "Every client of {focus}, with the number of its train samples; of many clients, how their gains are spread.",
+    ),
     Plot(
         "weights", figures.weights, "Who learns from whom",
         "{watched}: row i is the mixture that client i receives, column j the client that it comes from; the diagonal "
@@ -80,7 +83,8 @@ PLOTS = (
     ),
     Plot(
         "partition", figures.partition, "Who holds what",
-        "Train samples per client and class{allocation}; area is number.",
+        "Train samples per client and class{allocation}; area is number. Of many clients, how many samples and classes "
+        "they have.",
     ),
     Plot(
         "bytes", figures.bytes_score, "Bytes against {score}",
