@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help docs coverage demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
+.PHONY: help docs coverage test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -47,6 +47,9 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the reverse proxy; ten thousand bad uploads
 	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
+
+test-container: $(READY) ## the steps of deploy/Containerfile in a clean environment: build a wheel, look into it, start it
+	FEDAPA_CONTAINER=1 $(BIN)/pytest -n0 tests/test_container.py
 
 soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
 	$(BIN)/python tests/flower/soak.py $(SOAK)
