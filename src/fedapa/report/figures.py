@@ -162,7 +162,11 @@ def _line(axes: Any, curve: Curve, look: Look) -> None:
 
 def _count_rounds(axes: Any) -> None:
     """There is no round 1.5."""
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    _count_whole(axes.xaxis)
+
+
+def _count_whole(axis: Any) -> None:
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def axis_of(score: Score) -> str:
@@ -316,7 +320,7 @@ def _gain_histogram(values: Sequence[float], label: str, score: Score) -> Figure
     axes.bar(centres, counts, width=0.92 * width, color=[ONE if centre > 0 else TWO for centre in centres])
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel=f"gain of {short(label)} over Local, {points(score)}", ylabel=f"of {len(values):,} clients")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    _count_whole(axes.yaxis)
     return figure
 
 
@@ -397,7 +401,7 @@ def _holdings(counts: Index) -> Figure:
     right.bar(*np.unique(held, return_counts=True), color=ONE)
     right.set(xlabel="classes")
     for axis in (left.yaxis, right.yaxis, right.xaxis):
-        axis.get_major_locator().set_params(integer=True)
+        _count_whole(axis)
     return figure
 
 
