@@ -5,14 +5,14 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
+.PHONY: help docs coverage test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/training/engines/native/*.cpp)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,onnx,parquet,tune]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,onnx,parquet,tune]'
 	@touch $(READY)
 
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
@@ -20,6 +20,13 @@ demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 
 test: check browser ## all checks and all tests
 	$(BIN)/pytest -n $(WORKERS)
+
+docs: $(READY) ## build the documentation as a site that needs no network: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+coverage: $(READY) ## all tests again with coverage; fails below the floor of pyproject.toml
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term
 
 mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
 	$(BIN)/python tests/mutants/mutate.py --workers $(WORKERS) $(MUTANTS)
@@ -40,6 +47,9 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the reverse proxy; ten thousand bad uploads
 	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 3 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
+
+test-container: $(READY) ## the steps of deploy/Containerfile in a clean environment: build a wheel, look into it, start it
+	FEDAPA_CONTAINER=1 $(BIN)/pytest -n0 tests/test_container.py
 
 soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
 	$(BIN)/python tests/flower/soak.py $(SOAK)

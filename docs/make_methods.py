@@ -1,6 +1,6 @@
-"""Write docs/methods.md from the methods themselves: python docs/make_methods.py
+"""Write docs/methods.md and docs/methods/NAME.md from the methods themselves: python docs/make_methods.py
 
-Every entry is the method's own docstring, its catalogue line, its hyper-parameters and the states and messages that
+Every page is the method's own docstring, its catalogue line, its hyper-parameters and the states and messages that
 the code really has on LeNet-5, CIFAR-10 and 20 clients.
 """
 
@@ -26,13 +26,21 @@ from fedapa.training.task import Task
 HERE = Path(__file__).parent
 INTRO = """# Methods
 
-One entry per method: the update rule, what goes down and up, the state on both sides, which model is evaluated, every
-deviation between the paper, public code and ours, hyper-parameters, citation. Made by `python docs/make_methods.py`
-from the code; shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private
-parameters, d = 84 features, C = 10 classes, M = 20 clients).
+Every method with a page of its own: the update rule, what goes down and up, the state on both sides, which model is
+evaluated, every deviation between the paper, public code and ours, hyper-parameters, citation. Made by
+`python docs/make_methods.py` from the code.
+
+`fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it. To write one of your own:
+[add a method](add-a-method.md).
+"""
+NOTES = """
+## How to read the pages
+
+Shapes and bytes are counted on LeNet-5, CIFAR-10 and 20 clients (P = 61,156 shared, Q = 850 private parameters,
+d = 84 features, C = 10 classes, M = 20 clients).
 
 Clients that are not sampled keep their state. What they would receive now and their last models are evaluated in
-every round. A round in which nobody answers changes nothing. Runs record accuracy **before** local training (what
+every round. A round in which nobody answers changes nothing. Runs record the score **before** local training (what
 arrived) and **after** it for every method and client; "evaluated" names the one that the method's paper reports.
 
 A client that joins a run that is going, or a finished one (`fedapa onboard`), starts with the same
@@ -42,27 +50,41 @@ Every method has two recipes. The common one is the FedAPA paper's local trainin
 batch 64, two epochs) for everybody; momentum is kept from visit to visit only where a client goes on with its own
 weights. `METHOD@authors` trains as the method's own paper or released code does. `METHOD+ema` uses the running mean of
 a client's own models, which changes neither messages nor training.
-
-`fedapa cite METHOD` prints the BibTeX entry, `fedapa verify METHOD` runs the laws on it.
 """
 
 
-def page() -> str:
+def pages() -> dict[str, str]:
+    """Every page by its path under docs."""
     task = Task(build_model("lenet5", (3, 32, 32), 10), 10, torch.full((20,), 100))
-    index = "\n".join(f"- [{entry.title}](#{name}) `{name}`" for name, entry in METHODS.items())
-    return "\n".join([INTRO, index, "", *(entry_of(name, task) for name in METHODS)])
+    rows = [
+        f"| [{e.title}](methods/{name}.md) | `{name}` | {e.year} | {e.up} | {e.stays} |" for name, e in METHODS.items()
+    ]
+    head = ["| method | name | year | leaves a client | stays there |", "|---|---|---|---|---|"]
+    index = "\n".join([INTRO, *head, *rows, NOTES])
+    return {"methods.md": index, **{f"methods/{name}.md": entry_of(name, task) for name in METHODS}}
 
 
 def entry_of(name: str, task: Task) -> str:
     entry, method = METHODS[name], make(name)
-    summary = f"`{name}` · {entry.year} · stays local: {entry.stays}"
-    lines = [f'<a id="{name}"></a>', f"## {entry.title}", "", summary, ""]
+    lines = [f"# {entry.title}", "", _gets(name), ""]
     same = next(other for other, found in METHODS.items() if found.where == entry.where)
     if same != name:
-        return "\n".join([*lines, f"The method [{METHODS[same].title}](#{same}) with {settings(name)}.", ""])
+        return "\n".join([*lines, f"The method [{METHODS[same].title}]({same}.md) with {settings(name)}.", ""])
     document = sys.modules[method_class(name).__module__].__doc__ or ""
-    return "\n".join(
-        [*lines, "```text", document.strip(), "```", "", *facts(method, task), *trained(name), *paper(name), ""]
+    rule = ["## Rule", "", "```text", document.strip(), "```", ""]
+    used = ["## Use it", "", "```console", f"$ fedapa run cifar10-dirichlet --method local,{name}", "```", ""]
+    return "\n".join([*lines, *rule, *facts(method, task), *trained(name), *used, *paper(name)]).rstrip() + "\n"
+
+
+def _gets(name: str) -> str:
+    """The first line: what this is, where its code is, and what leaves a client."""
+    entry = METHODS[name]
+    source = method_class(name).__module__.replace(".", "/")
+    code = f"[{source.rpartition('/')[2]}.py](../../src/{source}.py)"
+    leaves = "Nothing leaves a client" if entry.up == "–" else f"Leaves a client: {entry.up}"
+    seen = "[who sees it](../what-leaves-the-building.md)"
+    return (
+        f"`{name}`, {entry.year}. {leaves} ({seen}); stays: {entry.stays}. Code: {code}. [All methods](../methods.md)."
     )
 
 
@@ -79,7 +101,7 @@ def facts(method: Method, task: Task) -> list[str]:
     rows += [("per client and round", f"{kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
     rows += [("schedule", method.schedule), ("a client that joins later", joins(method, task))]
     table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
-    return [*table, *hypers(type(method))]
+    return ["## State and messages", "", *table, *hypers(type(method))]
 
 
 def trained(name: str) -> list[str]:
@@ -124,7 +146,7 @@ def hypers(cls: type[Method]) -> list[str]:
         for row in describe(cls)
     ]
     head = ["| hyper-parameter | default | values | meaning | source of the default |", "|---|---|---|---|---|"]
-    return [*head, *rows, ""] if rows else []
+    return ["## Hyper-parameters", "", *head, *rows, ""] if rows else []
 
 
 def shapes(tree: Tree) -> str:
@@ -136,8 +158,11 @@ def paper(name: str) -> list[str]:
     if found is None:
         return []
     authors = found.authors.replace(" and ", ", ").replace('{\\"u}', "ü").replace("{\\'e}", "é")
-    return [f"{authors}: *{found.title.replace('{', '').replace('}', '')}*. {found.venue}, {found.year}.", ""]
+    title = found.title.replace("{", "").replace("}", "")
+    return ["## Paper", "", f"{authors}: *{title}*. {found.venue}, {found.year}.", ""]
 
 
 if __name__ == "__main__":
-    (HERE / "methods.md").write_text(page(), encoding="utf-8")
+    (HERE / "methods").mkdir(exist_ok=True)
+    for where, text in pages().items():
+        (HERE / where).write_text(text, encoding="utf-8")

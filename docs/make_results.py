@@ -1,6 +1,7 @@
-"""Write docs/results.md from experiments/*.toml and experiments/results/*.json: python docs/make_results.py
+"""Write docs/results.md, docs/results/*.md and the table of the README: python docs/make_results.py
 
-`fedapa sweep` makes the runs and experiments/collect.py the files. No number on the page is typed by hand.
+They come from experiments/*.toml and experiments/results/*.json. `fedapa sweep` makes the runs and
+experiments/collect.py the files. No number on a page is typed by hand.
 """
 
 from __future__ import annotations
@@ -48,12 +49,17 @@ NATURAL = {"hospitals": "Ours: four hospitals", "airlines": "Ours: fifteen airli
 
 INTRO = """# Results
 
-Made by `python docs/make_results.py` from `experiments/*.toml` and `experiments/results/*.json`. Every file under
-`experiments/` begins with the command that runs it; another machine or engine changes the last digits.
+Who is ahead of training alone and by how much, what of the FedAPA paper was reproduced and what not, each with the page
+that has all its numbers. Made by `python docs/make_results.py` from `experiments/*.toml` and
+`experiments/results/*.json`. Every file under `experiments/` begins with the command that runs it; another machine or
+engine changes the last digits.
 
 {made}
+"""
 
-How to read the tables. *before* is the accuracy of what a client received (of the model that it keeps, with FedPHP,
+READING = """## How to read the tables
+
+*before* is the accuracy of what a client received (of the model that it keeps, with FedPHP,
 Ditto and a running mean), *after* that of the same model after local training, both in the last of 50 rounds, pooled
 over all test samples, in percent; ± is the standard deviation over allocations and the brackets are the 95 %
 confidence interval of the mean (Student's t over allocations, cut off at 0 and 100). A star marks the model that the
@@ -69,6 +75,20 @@ every method that the paired t-test against it, with p times the number of rival
 allocations tell little: among {methods} methods a gap must then be {three:.0f} of its standard errors to be told from
 chance, with five allocations {five:.0f}.
 """
+
+# Detail pages: file, title, what the reader gets.
+DETAILS = {
+    "table1": ("Table 1", "Every method of the paper's Table 1 in every column, beside the printed numbers."),
+    "recipes": ("Recipes", "Ten methods trained by one recipe and by their authors' own, with a running mean or not."),
+    "ablations": ("Ablations", "What the parts of FedAPA contribute: the paper's Tables 3 and 4, and ours."),
+    "cost": ("Time and bytes", "What a round costs with every method: the paper's Table 2."),
+    "exact": ("FedAPA-exact", "FedAPA-exact against the others, which of its rules was chosen and how."),
+    "malicious": ("Malicious clients", "What honest clients lose where others are malicious."),
+    "natural": ("Hospitals and airlines", "Data that was not split by a rule: four hospitals, fifteen airlines."),
+}
+README_BLOCK = ("<!-- table: python docs/make_results.py -->\n", "<!-- end of table -->")
+SHOWN = "recipes"  # the experiment of the README's table: every method by one recipe, most allocations
+
 
 RULES = """Allocation {seed}, which no other table uses: accuracy on a share of {share:g} of every client's train set
 that nobody trained on, before / after local training, mean of the last five rounds. Test accuracy is not looked at
@@ -86,7 +106,7 @@ the accuracy that the tables show, pooled over all test samples, on allocations 
 
 MALICIOUS = """{title}, {rounds} rounds, {seeds} allocation. *no attack* is the mean accuracy of all clients. The other
 columns show how much so many malicious clients change the mean of the honest ones, in points (–: not run yet). The
-attacks: [beyond.md](beyond.md)."""
+attacks: [beyond.md](../beyond.md)."""
 
 BESIDE = """Best round of the model that the method's paper evaluates, minus the printed number, in points. Where that
 is more than {far:g} points, the same for the other model (after local training, or before it) stands in brackets."""
@@ -121,22 +141,143 @@ WHY = """
 """
 
 
-def page() -> str:
+def pages() -> dict[str, str]:
+    """Every page by its path under docs."""
     files = {path.stem: path for path in sorted(EXPERIMENTS.glob("*.toml"))}
-    parts = [_intro(files["table1"]), *_table1(files["table1"])]
-    for name, title in ABLATIONS.items():
-        parts += _ablation(files[name], title)
-    parts += [*_table2(files["table2"]), *_beyond(files["beyond"]), *_rules(files["beyond-rules"])]
-    parts += _poisoned(files["poisoned"])
+    found = {f"results/{name}.md": _detail(name, lines) for name, lines in _details(files).items()}
+    return {"results.md": _findings(files), **found}
+
+
+def _details(files: dict[str, Path]) -> dict[str, list[str]]:
+    ablations = [line for name in ("table3", "table4", "ablations") for line in _ablation(files[name], ABLATIONS[name])]
+    return {
+        "table1": _table1(files["table1"]),
+        "recipes": _ablation(files["recipes"], ABLATIONS["recipes"]),
+        "ablations": ablations,
+        "cost": _table2(files["table2"]),
+        "exact": [*_beyond(files["beyond"]), *_rules(files["beyond-rules"])],
+        "malicious": _poisoned(files["poisoned"]),
+        "natural": [line for name, title in NATURAL.items() for line in _natural(files[name], title)],
+    }
+
+
+def _detail(name: str, lines: Sequence[str]) -> str:
+    title, gets = DETAILS[name]
+    reading = "[how to read the tables](../results.md#how-to-read-the-tables)"
+    return (
+        "\n".join([f"# {title}", "", f"{gets} Findings: [results](../results.md); {reading}.", "", *lines]).rstrip()
+        + "\n"
+    )
+
+
+def _findings(files: dict[str, Path]) -> str:
+    """One page: the table of the README, a line per column and experiment, what was not reproduced."""
+    details = [f"- [{title}](results/{name}.md): {gets}" for name, (title, gets) in DETAILS.items()]
+    parts = [INTRO.format(made=_made()), "## CIFAR-10, every method by one recipe", "", *readme_table(), ""]
+    parts += _columns(files["table1"])
+    parts += ["## Beyond the paper", "", *_told_exact(files["beyond"]), *_told_natural(files), ""]
+    parts += [_why(files).strip(), "", "## All numbers", "", *details, "", _reading(files["table1"]).strip(), ""]
+    return "\n".join(parts)
+
+
+def _columns(experiment: Path) -> list[str]:
+    """A line per column of Table 1: who is highest, and how FedAPA stands to it and to Local."""
+    scenarios = load_scenarios(str(experiment))
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
+    lines = [
+        "## The paper's Table 1 again",
+        "",
+        *_head("column", "allocations", "highest", "Local", "FedAPA", "its place", "FedAPA vs Local"),
+    ]
+    for name, config in scenarios.items():
+        mine = sorted((row for row in rows if row.scenario == name), key=lambda row: -_value(row))
+        found = {row.method: row for row in mine}
+        if {"local", "fedapa"} <= found.keys():
+            own, place = found["fedapa"], f"{[row.method for row in mine].index('fedapa') + 1} of {len(mine)}"
+            values = f"{mine[0].method} {_value(mine[0]):.2f}", f"{_value(found['local']):.2f}", f"{_value(own):.2f}"
+            lines.append(_line(_title(config), own.allocations, *values, place, _gain(own)))
+    return [*lines, "", "Every method of every column: [Table 1](results/table1.md).", ""]
+
+
+def _told_exact(experiment: Path) -> list[str]:
+    """In how many columns FedAPA-exact reaches its goal, by the means."""
+    said = [line for line in _beyond(experiment) if line.startswith(tuple(f"- {own}," for own in OURS))]
+    lines = []
+    for own in OURS:
+        mine = [line for line in said if line.startswith(f"- {own},") and "goal" in line]
+        met, told = sum("goal met" in line for line in mine), sum("; distinguishable" in line for line in mine)
+        lines.append(
+            f"- **{own}** reaches its goal, level with the best of the others or {GOAL:g} points ahead among groups, "
+            f"in {met} of {len(mine)} columns by the means; {told} of these differences are distinguishable "
+            "([all columns](results/exact.md))."
+        )
+    return lines
+
+
+def _told_natural(files: dict[str, Path]) -> list[str]:
+    lines = []
     for name, title in NATURAL.items():
-        parts += _natural(files[name], title)
-    return "\n".join([*parts, _why(files).strip(), ""])
+        what = title.removeprefix("Ours: ").capitalize()
+        if rows := _natural_rows(files[name]):
+            lines.append(f"- **{what}**: {standings.who_wins(rows)} ([table](results/natural.md))")
+    return lines
 
 
-def _intro(experiment: Path) -> str:
+def readme_table() -> list[str]:
+    """CIFAR-10 with every method by one recipe: accuracy and gain over Local, by how classes are allocated."""
+    experiment = EXPERIMENTS / f"{SHOWN}.toml"
+    scenarios = load_scenarios(str(experiment))
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
+    found = {(row.scenario, row.method): row for row in rows}
+    names = [name for name in next(iter(scenarios.values())).methods if not set(name) & set("+@")]
+    titles = [_title(config).removeprefix("CIFAR-10, ").partition(",")[0] for config in scenarios.values()]
+    lines = _head("CIFAR-10, 20 clients", *(word for title in titles for word in (title, "vs Local")))
+    for name in names:
+        mine = [found.get((scenario, name)) for scenario in scenarios]
+        lines.append(_line(name, *(cell for row in mine for cell in _shown(row, "headline"))))
+        if name == "fedavg":
+            lines.append(_line("the same, fine-tuned", *(cell for row in mine for cell in _shown(row, "after"))))
+    counts = sorted({row.allocations for row in rows if row.method in names})
+    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    gains = [row.gain for row in rows if row.method in names and row.method != "local" and row.gain is not None]
+    sure = sum(gain.p_adjusted is not None and gain.p_adjusted < standings.LEVEL < gain.points for gain in gains)
+    rounds = next(iter(scenarios.values())).run.rounds
+    return [*lines, "", TABLE.format(runs=runs, rounds=rounds, sure=sure, gains=len(gains))]
+
+
+TABLE = """Accuracy in percent, ± standard deviation over {runs} allocations, {rounds} rounds of LeNet-5, of the model
+that each method's paper evaluates; *vs Local*: mean gain of a client over training alone, in points, then how many
+clients gain / stay equal / lose. {sure} of these {gains} differences are gains that a paired t-test over allocations,
+adjusted by Holm, tells from chance at 5 %."""
+
+
+def _shown(row: MethodRow | None, phase: str) -> tuple[str, str]:
+    if row is None:
+        return "–", "–"
+    value = row.headline if phase == "headline" else row.phase(phase)
+    spread = "" if value.sd is None else f" ± {value.sd:.1f}"
+    told = "" if row.gain is None or row.method == "local" or phase != "headline" else _short(row)
+    return f"{value.last:.1f}{spread}", told
+
+
+def _short(row: MethodRow) -> str:
+    assert row.gain is not None
+    return f"{row.gain.points:+.1f} ({'/'.join(map(str, row.gain.clients))})"
+
+
+def with_table(readme: str) -> str:
+    """The README with the table of today between its two marks."""
+    first, last = README_BLOCK
+    before, _, rest = readme.partition(first)
+    _, mark, after = rest.partition(last)
+    assert mark, "the README has lost the marks around its table"
+    return before + first + "\n".join(readme_table()) + "\n" + last + after
+
+
+def _reading(experiment: Path) -> str:
     methods = max(len(config.methods) for config in load_scenarios(str(experiment)).values())
     three, five = (stats.t.isf(standings.LEVEL / 2 / (methods - 1), count - 1) for count in (3, 5))
-    return INTRO.format(made=_made(), methods=methods, three=three, five=five)
+    return READING.format(methods=methods, three=three, five=five)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -213,7 +354,7 @@ def _table1(experiment: Path) -> list[str]:
     found = {name: mine for name, mine in whole.items() if mine}
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
     for name, mine in found.items():
-        lines += [f"### {_title(scenarios[name])}", "", *_accuracies(scenarios[name], mine), ""]
+        lines += [f"### {_title(scenarios[name])}", "", *_folded("all methods", _accuracies(scenarios[name], mine)), ""]
     full = {name: rows for name, rows in found.items() if len(rows) == len(scenarios[name].methods)}
     full = {name: rows for name, rows in full.items() if len({row.numerics for row in rows}) == 1}
     return lines + _ranks(full) + _beside(scenarios, found) + _missing(scenarios, whole)
@@ -555,11 +696,17 @@ def _malicious_weight(config: Config, attacks: dict[str, Any], runs: list[run_re
     return lines
 
 
-def _natural(experiment: Path, title: str) -> list[str]:
+def _natural_rows(experiment: Path) -> Rows:
+    """Splits share rows: the overlap widens intervals and tests."""
     (config,) = load_scenarios(str(experiment)).values()
     assert config.sites is not None
     overlap = config.sites.test / (1 - config.sites.test)
-    rows = comparison.table([replace(run, overlap=overlap) for run in result_sets.from_dicts(_kept(experiment))])
+    return comparison.table([replace(run, overlap=overlap) for run in result_sets.from_dicts(_kept(experiment))])
+
+
+def _natural(experiment: Path, title: str) -> list[str]:
+    (config,) = load_scenarios(str(experiment)).values()
+    rows = _natural_rows(experiment)
     lines = [f"## {title}", ""]
     if not rows:
         return [*lines, "Not run yet.", ""]
@@ -617,6 +764,11 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
+def _folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """A long table that a reader opens."""
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
+
+
 def _head(*names: str) -> list[str]:
     return [_line(*names), "|" + "---|" * len(names)]
 
@@ -626,7 +778,11 @@ def _line(*cells: object) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    (HERE / "results.md").write_text(page(), encoding="utf-8")
+    (HERE / "results").mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+    readme = HERE.parent / "README.md"
+    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,31 @@
-"""Documents that are made from the code are current, and the README's map is the territory."""
+"""Documents that are made from the code are current, links lead somewhere, and what pages show can be run."""
 
 import re
+import shlex
+import textwrap
+import tomllib
 from pathlib import Path
 
+import click
+import pytest
+
+from fedapa.cli import group
 from maker import load_maker
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_methods_page_is_current() -> None:
-    current = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    assert current == load_maker("make_methods").page(), "run: python docs/make_methods.py"
+def test_methods_pages_are_current() -> None:
+    pages = load_maker("make_methods").pages()
+    for name, text in pages.items():
+        path = ROOT / "docs" / name
+        assert path.is_file(), f"{name} is missing: run python docs/make_methods.py"
+        assert path.read_text(encoding="utf-8") == text, f"{name}: run python docs/make_methods.py"
+    kept = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert kept <= pages.keys(), f"of methods that are gone: {kept - pages.keys()}"
 
 
 def test_nothing_is_promised_that_the_tables_do_not_show() -> None:
-    from fedapa.cli import group
-
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml")]
     for text in (*pages, group.help or ""):
         assert not re.search(r"\bproven\b|\bbeats\b|better than the shared one and", text)
@@ -62,7 +72,69 @@ def test_what_leaves_is_told_of_every_method() -> None:
     assert set(METHODS) <= table, f"not in the table: {set(METHODS) - table}"
 
 
+MADE = {"reference/api.md", "reference/cli.md", "reference/config.md"}  # by docs/site_hook.py, when the site is built
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+            there = (page.parent / target).exists() or (page.parent.name == "docs" and target in MADE)
+            assert target.startswith("http") or there, f"{page.name}: {target}"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def shown_commands() -> list[tuple[str, list[str]]]:
+    """Every command line of a console block that calls fedapa, with the page that shows it."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in re.findall(r"^ *(?:[\w-]*\$|#) (?:podman (?:run|exec) .*? )?fedapa (.*)$", block, re.M):
+                found.append((page.name, shlex.split(line, comments=True)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), shown_commands(), ids=lambda value: str(value)[:60])
+def test_commands_of_the_pages_exist_with_their_options(page: str, words: list[str]) -> None:
+    command: click.Command = group
+    while isinstance(command, click.Group) and words and not words[0].startswith(("-", "[")) and words[0].islower():
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None, f"{page}: there is no command {words[0]!r}"
+        command, words = found, words[1:]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help", "-h"}
+    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    assert set(given) <= known, f"{page}: {command.name} has no {set(given) - known}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.name)
+def test_toml_of_the_pages_is_toml(page: Path) -> None:
+    for block in blocks(page, "toml"):
+        tomllib.loads(textwrap.dedent(block))
+
+
+def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is printed, with fewer rounds."""
+    (code,) = blocks(ROOT / "README.md", "python")
+    exec(compile(code.replace("rounds=20", "rounds=2"), "README.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["local", "fedavg", "fedapa"]
+    assert len(code.strip().splitlines()) <= 10
+
+
+def test_the_readme_is_short() -> None:
+    """A reader sees what it is, how to install it and a first result before anything else."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 900
+    assert text.index("docs/picture.svg") < text.index("pip install") < text.index("```python") < 2500
+
+
+def test_every_page_opens_with_words() -> None:
+    """A title, then what the reader gets; no table, list or code first."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert lines[0].startswith("# "), page.name
+        if not page.name.startswith("start-"):
+            assert re.match(r"[A-Z`*\[\"]", lines[1]), f"{page.name} opens with {lines[1]!r}"

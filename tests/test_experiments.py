@@ -40,9 +40,13 @@ def test_experiment(path: Path) -> None:
         assert run["environment"]["packages"]["torch"]
 
 
-def test_the_results_page_is_current() -> None:
-    current = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert current == load_maker("make_results").page(), "run: python docs/make_results.py"
+def test_the_results_pages_and_the_readme_are_current() -> None:
+    maker = load_maker("make_results")
+    for name, text in maker.pages().items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"{name}: run python docs/make_results.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == maker.with_table(readme), "README.md: run python docs/make_results.py"
+    assert "| local |" in readme
 
 
 def made_up(scenario: str, label: str, test: float, held: float | None = None, **more: Any) -> RunResult:

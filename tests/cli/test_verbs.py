@@ -18,7 +18,7 @@ from fedapa.config import presets
 from fedapa.config.load import load
 from fedapa.methods.catalogue import METHODS
 
-README = Path(__file__).parents[2] / "README.md"
+GLANCE = Path(__file__).parents[2] / "docs" / "commands.md"
 SPLIT = ("data", "split", "digits", "--clients", "4", "--min-train", "20", "--min-test", "2")
 
 
@@ -53,9 +53,9 @@ def test_no_words_show_the_help(fedapa: Call) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_is_in_the_readme(verb: str) -> None:
-    assert re.search(rf"\bfedapa {verb}\b", README.read_text(encoding="utf-8")), (
-        f"README.md does not show fedapa {verb}"
+def test_every_verb_is_on_the_page_of_commands(verb: str) -> None:
+    assert re.search(rf"\bfedapa {verb}\b", GLANCE.read_text(encoding="utf-8")), (
+        f"docs/commands.md does not show fedapa {verb}"
     )
 
 

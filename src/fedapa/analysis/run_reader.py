@@ -361,9 +361,20 @@ def label_counts(clients: Sequence[Client]) -> npt.NDArray[np.int64] | None:
 
 def mean_curve(runs: Sequence[Run], phase: str | None = None) -> Curve:
     """Over seeds, in the rounds that all of them evaluated; ``phase`` None: the model that is reported."""
+    rounds, picked = _shared_rounds(runs, phase)
+    return Curve(rounds, picked.mean(axis=0))
+
+
+def seed_band(runs: Sequence[Run], phase: str | None = None) -> tuple[Floats, Floats] | None:
+    """The least and the most over seeds in every round of ``mean_curve``; None for a single run."""
+    picked = _shared_rounds(runs, phase)[1]
+    return (picked.min(axis=0), picked.max(axis=0)) if len(runs) > 1 else None
+
+
+def _shared_rounds(runs: Sequence[Run], phase: str | None) -> tuple[Floats, Floats]:
+    """The rounds that all runs evaluated, and a row per run of their scores there."""
     curves = [run.curves[phase] if phase else run.curve for run in runs]
     rounds = curves[0].rounds
     for curve in curves[1:]:
         rounds = np.intersect1d(rounds, curve.rounds)
-    picked = [curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves]
-    return Curve(rounds, np.mean(picked, axis=0))
+    return rounds, np.array([curve.pooled[np.isin(curve.rounds, rounds)] for curve in curves])

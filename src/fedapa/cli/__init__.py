@@ -35,6 +35,8 @@ VERBS = {
     "verify": "Check a method of your own against the laws",
     "theory": "Measure the convergence analysis on a small smooth problem",
     "bench": "Measure the engines against a plain loop",
+    "new": "Start a method, a data set or a federation of your own",
+    "completion": "Print the completion of a shell",
     "doctor": "Say what this installation can do",
 }
 INTERRUPTED = 3

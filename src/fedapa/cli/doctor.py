@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -18,12 +19,15 @@ def command(form: str) -> None:
 
 def _system() -> list[dict[str, Any]]:
     from fedapa.rounds.transport import available_cores
+    from fedapa.store.file_lock import WINDOWS
     from fedapa.store.run_folder import environment
 
     found = environment()
     rows = [{"what": name, "state": version, "note": ""} for name, version in found["packages"].items()]
     rows.insert(0, {"what": "python", "state": found["python"], "note": found["platform"]})
     rows += _devices()
+    if os.name == "nt":
+        rows.insert(0, {"what": "system", "state": "not supported", "note": f"{WINDOWS[0]}: {WINDOWS[1]}"})
     rows.append({"what": "cores", "state": str(available_cores()), "note": "clients are trained side by side"})
     return rows
 

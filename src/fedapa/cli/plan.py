@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -156,6 +155,8 @@ def _seconds(parts: Parts, budget: float, workers: int, known: tuple[float, floa
 
 def _memory(row: dict[str, Any], parts: Parts) -> int:
     """What this process has now, the states, and the copies of a model that a training makes."""
+    import resource  # not on Windows
+
     from fedapa.rounds.transport import available_cores
 
     copies = 5 * 4 * (parts.task.P + parts.task.Q) * available_cores()

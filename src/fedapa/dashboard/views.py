@@ -37,6 +37,7 @@ from fedapa.analysis.run_reader import (
     matrices,
     mean_curve,
     read_json,
+    seed_band,
     title_of,
 )
 from fedapa.core.scores import Score
@@ -150,6 +151,8 @@ def _mean_curves(runs: Sequence[Run]) -> View:
         kept = thinned(len(curve.rounds))
         pooled = curve.pooled[kept].round(runs[0].score.digits)
         found |= {"rounds": curve.rounds[kept].astype(int), phase: pooled}
+        if (band := seed_band(runs, phase)) is not None:
+            found[f"{phase}_band"] = [bound[kept].round(runs[0].score.digits) for bound in band]
     return found
 
 

@@ -8,7 +8,6 @@ a hash that `fedapa audit` printed somewhere else, and give it back with --expec
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from fedapa.errors import InputError, RunError
 from fedapa.store.atomic_io import write_json
+from fedapa.store.file_lock import flock
 
 LOG, HEAD, LOCK = "audit.jsonl", "audit.head.json", ".audit.lock"
 START = "0" * 64  # the previous hash in the first line
@@ -136,7 +136,7 @@ def _hash(row: dict[str, Any]) -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     with open(folder / LOCK, "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        flock(lock)
         yield
 
 

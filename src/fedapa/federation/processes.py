@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import IO
 
 from fedapa.errors import InputError, RunError
 from fedapa.store.atomic_io import make_folder
+from fedapa.store.file_lock import flock
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -122,7 +122,7 @@ def claim(path: Path) -> IO[str]:
     """Lock a pid file until the returned file is closed. Of two processes that start at once, one is refused."""
     lock = open(path.with_suffix(".lock"), "w", encoding="utf-8")  # noqa: SIM115
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(lock, wait=False)
     except OSError:
         lock.close()
         raise InputError(f"already running as process {running(path) or '?'}", "stop that one first") from None

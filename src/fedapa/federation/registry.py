@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import secrets
@@ -21,6 +20,7 @@ from fedapa.federation import audit_log, keys
 from fedapa.federation.kit import CA, KEY, SECRET, Kit, check_name, write_kit
 from fedapa.federation.messages import read
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
+from fedapa.store.file_lock import flock
 
 SETTINGS, SITES = "coordinator.toml", "sites.json"
 OLD_NAMES = {"door": "proxy_port"}  # folders made by earlier versions
@@ -150,7 +150,7 @@ class Coordinator:
     @contextmanager
     def _changing(self) -> Iterator[list[Enrolled]]:
         with open(self.folder / ".sites.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            flock(lock)
             sites = self.sites()
             before = list(sites)
             try:

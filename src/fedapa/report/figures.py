@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from fedapa.analysis.run_reader import (
     class_names,
     label_counts,
     mean_curve,
+    seed_band,
     title_of,
 )
 from fedapa.core.scores import Score
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 Drawn: TypeAlias = "Figure | str"
 LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
 CLOSE = 8.0  # points; methods that end further below the best are shown apart
-MANY_CLIENTS = 60  # more bars than that are drawn without names
+MANY_CLIENTS = 60  # more are shown as a histogram, not one by one
+MANY_BUBBLES = 200  # clients; of more, a bubble is smaller than a pixel
+HALF_BINS = 15  # bars of a histogram on either side of zero
 
 
 class Look(NamedTuple):
@@ -103,6 +106,9 @@ def convergence(scenario: Scenario) -> Drawn:
 
     def draw(axes: Any) -> None:
         for label, curve in drawn.items():
+            band = seed_band(scenario.of(label)) if kinds[label].is_strong else None
+            if band is not None:
+                axes.fill_between(curve.rounds, *band, color=kinds[label].colour, alpha=0.13, linewidth=0)
             _line(axes, curve, kinds[label])
         axes.margins(x=0.01)
         _count_rounds(axes)
@@ -156,7 +162,11 @@ def _line(axes: Any, curve: Curve, look: Look) -> None:
 
 def _count_rounds(axes: Any) -> None:
     """There is no round 1.5."""
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _count_whole(axes.xaxis)
+
+
+def _count_whole(axis: Any) -> None:
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def axis_of(score: Score) -> str:
@@ -284,21 +294,33 @@ def who(scenario: Scenario) -> Drawn:
     if not entries:
         return "No client has test samples."
     entries.sort(key=lambda entry: entry[0])
-    named = len(entries) <= MANY_CLIENTS
-    figure = drawing.new(min(0.15 * len(entries) + 0.8, 9.0) if named else 3.2)
+    if len(entries) > MANY_CLIENTS:
+        return _gain_histogram([entry[0] for entry in entries], label, scenario.score)
+    figure = drawing.new(min(0.15 * len(entries) + 0.8, 9.0))
     axes = figure.add_subplot()
     values, places = [entry[0] for entry in entries], range(len(entries))
     axes.barh(places, values, height=0.75, color=[ONE if value >= 0 else TWO for value in values])
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel=f"gain of {short(label)} over Local, {points(scenario.score)}", ylim=(-0.7, len(entries) - 0.3))
-    if named:
-        texts = [f"{name[:18]} · {train:,}" for _, name, train in entries]
-        axes.set_yticks(places, texts, fontsize=7 if len(entries) <= 30 else 5.5)
-        axes.set_ylabel("client · train samples")
-    else:
-        axes.set_yticks([])
-        axes.set_ylabel(f"{len(entries):,} clients, sorted")
+    texts = [f"{name[:18]} · {train:,}" for _, name, train in entries]
+    axes.set_yticks(places, texts, fontsize=7 if len(entries) <= 30 else 5.5)
+    axes.set_ylabel("client · train samples")
     axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _gain_histogram(values: Sequence[float], label: str, score: Score) -> Figure:
+    """How the gains of many clients are spread; zero is the edge of two bars, so that colours mean gain or loss."""
+    reach = max(1e-9, float(np.abs(values).max()))
+    edges = np.linspace(-reach, reach, 2 * HALF_BINS + 1)
+    figure = drawing.new(2.6)
+    axes = figure.add_subplot()
+    counts, _ = np.histogram(values, edges)
+    centres, width = (edges[:-1] + edges[1:]) / 2, edges[1] - edges[0]
+    axes.bar(centres, counts, width=0.92 * width, color=[ONE if centre > 0 else TWO for centre in centres])
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel=f"gain of {short(label)} over Local, {points(score)}", ylabel=f"of {len(values):,} clients")
+    _count_whole(axes.yaxis)
     return figure
 
 
@@ -359,11 +381,27 @@ def partition(scenario: Scenario) -> Drawn:
     counts = label_counts(scenario.first.clients)
     if counts is None:
         return "These runs did not record their clients' labels."
+    if len(counts) > MANY_BUBBLES:
+        return _holdings(counts)
     names = class_names(scenario.first)
     figure = drawing.new(float(np.clip(0.23 * len(names) + 1.1, 2.6, 8.5)))
     axes = figure.add_subplot()
     draw_bubbles(axes, counts, [name[:14] for name in names], ONE)
     axes.tick_params(labelsize=7)
+    return figure
+
+
+def _holdings(counts: Index) -> Figure:
+    """Of many clients: how many train samples and how many classes they have."""
+    figure = drawing.new(2.6)
+    left, right = figure.subplots(1, 2, sharey=False)
+    left.hist(counts.sum(1), bins=20, color=ONE)
+    left.set(xlabel="train samples", ylabel=f"of {len(counts):,} clients")
+    held = (counts > 0).sum(1)
+    right.bar(*np.unique(held, return_counts=True), color=ONE)
+    right.set(xlabel="classes")
+    for axis in (left.yaxis, right.yaxis, right.xaxis):
+        _count_whole(axis)
     return figure
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedapa.analysis import standings
 from fedapa.analysis.method_rows import Gain, MethodRow
+from fedapa.analysis.pairing import LOCAL
 from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, title_of
 from fedapa.analysis.statistics import FEWEST
 from fedapa.core.scores import Score
@@ -44,8 +45,8 @@ PLOTS = (
     Plot(
         "curves", figures.convergence, "Convergence",
         "Test {score} round by round, of the model that each method is evaluated by, with the last value beside its "
-        "name; means over seeds, in the rounds that all of them have. Where some methods end far below the best, the "
-        "upper panel shows the others alone.",
+        "name; means over seeds (band: least to most), in the rounds that all of them have. Where some methods end far "
+        "below the best, the upper panel shows the others alone.",
     ),
     Plot(
         "phases", figures.phases, "Before and after local training",
@@ -58,7 +59,10 @@ PLOTS = (
         "that both have, same allocation. The bar is the mean over clients, the numbers count winners and "
         "losers.{scale}",
     ),
-    Plot("who", figures.who, "Client by client", "Every client of {focus}, with the number of its train samples."),
+    Plot(
+        "who", figures.who, "Client by client",
+        "Every client of {focus}, with the number of its train samples; of many clients, how their gains are spread.",
+    ),
     Plot(
         "weights", figures.weights, "Who learns from whom",
         "{watched}: row i is the mixture that client i receives, column j the client that it comes from; the diagonal "
@@ -85,7 +89,8 @@ PLOTS = (
     ),
     Plot(
         "partition", figures.partition, "Who holds what",
-        "Train samples per client and class{allocation}; area is number.",
+        "Train samples per client and class{allocation}; area is number. Of many clients, how many samples and classes "
+        "they have.",
     ),
     Plot(
         "bytes", figures.bytes_score, "Bytes against {score}",
@@ -131,7 +136,7 @@ class Section:
     @property
     def gain_notes(self) -> list[str]:
         """Why gains have no interval and no p, each reason once."""
-        notes = dict.fromkeys(row["note"] for row in self.gains if row["note"] and row["label"] != "local")
+        notes = dict.fromkeys(row["note"] for row in self.gains if row["note"] and row["label"] != LOCAL)
         return [f"No interval and no p: {note}" for note in notes]
 
     @property
@@ -379,7 +384,8 @@ def _with_spread(row: MethodRow, phase: str) -> str:
 
 def _gain_row(row: MethodRow) -> dict[str, Any]:
     served = {"worst": row.score.number(row.worst_client), "tenth": row.score.number(row.worst_tenth)}
-    return {**_name(row), **_gained(row.gain, row.score), "note": row.gain_note, **served}
+    gain = None if row.method == LOCAL else row.gain  # nobody gains over itself
+    return {**_name(row), **_gained(gain, row.score), "note": row.gain_note, **served}
 
 
 def _gained(gain: Gain | None, score: Score) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import sys
@@ -25,6 +24,7 @@ from fedapa.store import checkpoint, provenance, run_db
 from fedapa.store.atomic_io import make_folder as make_folder
 from fedapa.store.atomic_io import sweep, write_json
 from fedapa.store.checkpoint import Checkpoint
+from fedapa.store.file_lock import flock
 from fedapa.store.run_settings import CONFIG as CONFIG
 from fedapa.store.run_settings import EXPERIMENT, SETTINGS
 from fedapa.training.settings import Engine
@@ -305,7 +305,7 @@ def lock(folder: Path) -> Any:
         hint = "is the disk full or the folder read-only?"
         raise RunError(f"cannot write in {folder}: {error.strerror}", hint) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(handle, wait=False)
     except OSError:
         handle.close()
         raise InUse(f"{folder} is in use by another process", "wait for it, or stop it first") from None

@@ -115,6 +115,14 @@ export function line(x, y, name, [tone, dash], extra = {}) {
   };
 }
 
+// From the least to the most, behind a line of the same look.
+export function band(x, low, high, [tone], extra = {}) {
+  return {
+    type: "scatter", mode: "none", x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself",
+    fillcolor: `${colour(tone)}26`, hoverinfo: "skip", showlegend: false, ...extra,
+  };
+}
+
 // Cividis: dark to light in order, for every kind of colour vision and in grey.
 export const HEAT = "Cividis";
 

@@ -1,5 +1,5 @@
 // The six pages. Each is made once in a root element and updated as often as something changes.
-import { bars, colour, draw, graph, heat, isNarrow, line, literal, looks, short } from "./charts.js";
+import { band, bars, colour, draw, graph, heat, isNarrow, line, literal, looks, short } from "./charts.js";
 import {
   address, adjust, duration, empty, field, fill, get, go, h, here, number, select, signed, size, state, sureness, table, tile,
   trouble, whole,
@@ -17,8 +17,17 @@ const first = (score) => (score.better === "lower" ? "lowest" : "highest");
 const points = (score) => (score.unit === "%" ? "points" : `${score.better === "lower" ? "less" : "more"} ${score.name}`);
 const scoreAxis = (score) => ({ title: { text: `test ${score.name}${score.unit ? `, ${score.unit}` : ""}` }, rangemode: "normal" });
 const better = (a, b) => sign(a.score) * (last(b) - last(a)); // best first
-const roundAxis = { title: { text: "round", standoff: 4 }, tickformat: "d", nticks: 8 };
+// Rounds are whole: steps of 1, 2 or 5 times a power of ten, at most eight of them.
+export function roundAxis(rounds) {
+  const span = Math.max(1, ...rounds) - Math.min(...rounds, Math.max(1, ...rounds));
+  const rough = Math.max(1, span / (isNarrow() ? 5 : 8));
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const dtick = Math.max(1, power * [1, 2, 5, 10].find((k) => k * power >= rough));
+  return { title: { text: "round", standoff: 4 }, tickformat: "d", tick0: 0, dtick };
+}
+const all = (curves) => curves.flatMap((curve) => curve.rounds);
 
+const PAGE = 50; // clients of a table that are shown at once
 const PHASES = [["reported", "the one its paper reports"], ["before", "before local training"], ["after", "after local training"]];
 
 // ---------------------------------------------------------------------------------------------------------- overview
@@ -62,10 +71,12 @@ export function overview(root) {
     const ranked = [...scenario.methods].sort(better);
     const look = looks(ranked.map((row) => row.method));
     curves.style.height = `${Math.max(420, 19 * ranked.length + 70)}px`; // room for every name beside it
-    draw(curves, () => ranked.map((row) => {
+    draw(curves, () => ranked.flatMap((row) => {
       const curve = scenario.curves[row.method];
-      return line(curve.rounds, curve[phase === "reported" ? row.evaluated : phase], row.title, look[row.method]);
-    }), () => ({ xaxis: roundAxis, yaxis: curveAxis(ranked), showlegend: ranked.length > 1 }), `${capital(scenario.score.name)} of ${ranked.length} methods over the rounds`);
+      const which = phase === "reported" ? row.evaluated : phase;
+      const drawn = line(curve.rounds, curve[which], row.title, look[row.method], { legendgroup: row.method });
+      return curve[`${which}_band`] ? [band(curve.rounds, ...curve[`${which}_band`], look[row.method], { legendgroup: row.method }), drawn] : [drawn];
+    }), () => ({ xaxis: roundAxis(all(Object.values(scenario.curves))), yaxis: curveAxis(ranked), showlegend: ranked.length > 1 }), `${capital(scenario.score.name)} of ${ranked.length} methods over the rounds`);
     fill(methods, methodTable(ranked, query.get("sort"), (sort) => adjust({ sort })));
   };
 }
@@ -104,7 +115,7 @@ function bestTiles(scenario) {
   const level = scenario.methods.filter((row) => row.round === furthest); // methods at an earlier round are not compared
   const best = level.find((row) => row.standing === "best") ?? [...level].sort(better)[0];
   const { score } = scenario;
-  const gain = level.filter((row) => row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
+  const gain = level.filter((row) => row.method !== "local" && row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
   return [
     tile(valued(score, last(best)), `${best.title}: ${first(score)}${score.unit === "%" ? "" : ` ${score.name}`} in round ${furthest}`, `${best.evaluated} local training`),
     gain ? tile(signed(gain.gain_points, score.digits), `${points(score)}: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose; ${sureness(gain.gain_p_adjusted) || gain.gain_note}`) : null,
@@ -123,12 +134,14 @@ function methodTable(rows, sort, onsort) {
     { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
     { key: "worst_client", head: `worst client ${unit(score)}`, show: (r) => number(r.worst_client, score.is_share ? 1 : score.digits) },
     { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
-    { key: "gain_points", head: "over Local", show: (r) => h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points, score.digits), atRound(r)) },
-    { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
+    { key: "gain_points", head: "over Local", by: (r) => gained(r, "local", "gain_points"), show: (r) => gained(r, "local", "gain_points") == null ? "–" : h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points, score.digits), atRound(r)) },
+    { key: "gain", head: "gain / equal / lose", by: (r) => gained(r, "local", "gain")?.[0], show: (r) => gained(r, "local", "gain")?.join(" / ") },
     { key: "kib", head: "per visit", show: (r) => size(r.kib) },
   ], rows, { sort, onsort, caption: "Methods of this scenario, last round" });
 }
 
+// Nobody gains over itself.
+const gained = (row, rival, key) => (row.method === rival ? null : row[key]);
 const standing = (row) => ({ best: `the ${first(row.score)}`, behind: `${number(row.behind, row.score.digits)} behind` })[row.standing] ?? row.standing;
 const atRound = (row) => (row.gain_round == null || row.rounds.endsWith(`/${row.gain_round}`) ? "" : ` (round ${row.gain_round})`);
 
@@ -209,7 +222,12 @@ export function clients(root) {
   const controls = h("div", { class: "controls" });
   const list = h("div", {});
   const detail = h("div", { class: "detail", "aria-live": "polite" });
-  fill(root, controls, h("div", { class: "split" }, panel("Clients", list), detail));
+  const input = h("input", { type: "search", placeholder: "name", "aria-label": "Find a client", value: here().query.get("find") ?? "", oninput: () => adjust({ find: input.value, page: null }) });
+  const count = h("span", { class: "quiet" });
+  const search = h("div", { class: "controls" }, field("Find", input), count);
+  const histogram = chart(190);
+  const turnPage = h("div", { class: "controls pages" });
+  fill(root, controls, h("div", { class: "split" }, panel("Clients", search, histogram, list, turnPage), detail));
   let shown = null;
   let charts = null;
 
@@ -222,16 +240,27 @@ export function clients(root) {
     const closely = chosen ?? (isNarrow() ? null : 0);
     const [view, one] = await Promise.all([get("clients", { run: run.name }), closely == null ? null : get("client", { run: run.name, client: closely })]);
     if (view.trouble) { fill(detail); return fill(list, trouble(view.trouble)); }
-    update.rows = sorted(view.clients, query.get("sort"));
+    const wanted = (query.get("find") ?? "").toLowerCase();
+    const matching = view.clients.filter((row) => row.name.toLowerCase().includes(wanted));
+    update.rows = sorted(matching, query.get("sort"));
+    const pages = Math.max(1, Math.ceil(update.rows.length / PAGE));
+    const page = Math.min(Math.max(Number(query.get("page") ?? 1) || 1, 1), pages);
+    search.hidden = view.clients.length <= PAGE;
+    histogram.hidden = view.clients.length <= PAGE || !view.round;
+    if (!histogram.hidden) draw(histogram, () => spread(view, run), () => ({ xaxis: { title: { text: `${run.evaluated ?? "after"} local training, ${unit(view.score)}` } }, yaxis: { title: { text: "clients" }, rangemode: "tozero" }, bargap: 0.04, margin: { l: 44, r: 8, t: 8, b: 40 } }), `How the ${view.score.name} of ${view.clients.length} clients is spread`);
+    count.textContent = `${whole(update.rows.length)} of ${whole(view.clients.length)} clients`;
+    fill(turnPage, pages < 2 ? null : [
+      small("‹ before", () => adjust({ page: Math.max(1, page - 1) }), { "data-key": "page-before", disabled: page === 1 }), h("span", {}, ` page ${page} of ${pages} `),
+      small("next ›", () => adjust({ page: Math.min(pages, page + 1) }), { "data-key": "page-next", disabled: page === pages })]);
     fill(list, view.clients.length ? h("p", { class: "quiet" }, view.round ? `After round ${view.round}. Choose a client to see it closely.` : "No evaluated round yet.") : empty("This run has not described its clients yet."),
-      clientTable(view.clients, chosen, query.get("sort"), view.score));
+      clientTable(view.clients, update.rows.slice((page - 1) * PAGE, page * PAGE), chosen, query.get("sort"), view.score));
     showClient(run, view.clients.length ? one : null);
   }
   update.step = (by) => {
     const rows = update.rows ?? [];
     const at = rows.findIndex((row) => String(row.client) === (here().query.get("client") ?? ""));
-    const next = rows[Math.min(Math.max(at + by, 0), rows.length - 1)];
-    if (next) adjust({ client: next.client });
+    const to = Math.min(Math.max(at + by, 0), rows.length - 1);
+    if (rows[to]) adjust({ client: rows[to].client, page: to < PAGE ? null : Math.floor(to / PAGE) + 1 });
   };
 
   function showClient(run, one) {
@@ -252,7 +281,7 @@ export function clients(root) {
     charts.still.hidden = !(charts.bytes.hidden = !one.bytes.rounds.length);
     if (one.rounds.length) draw(charts.curve, () => [
       line(one.rounds, one.before, "before local training", ["two", "dash"]), line(one.rounds, one.after, "after local training", ["one", "solid"]),
-    ], () => ({ xaxis: roundAxis, yaxis: scoreAxis(one.score), legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 125 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `${capital(one.score.name)} of client ${one.name}`);
+    ], () => ({ xaxis: roundAxis(one.rounds), yaxis: scoreAxis(one.score), legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: 125 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `${capital(one.score.name)} of client ${one.name}`);
     const names = one.labels.map((_, k) => one.classes[k] ?? String(k));
     const isDeclared = one.labels.every((n) => n <= 1) && one.labels.reduce((a, b) => a + b, 0) < one.train; // sites do not count
     charts.what.textContent = isDeclared ? "Classes that it declared" : "Train samples of every class";
@@ -264,10 +293,10 @@ export function clients(root) {
     if (one.weights) {
       const styles = [["one", "solid"], ["two", "dash"], ["three", "dashdot"], ["four", "dot"], ["five", "12px,3px,3px,3px,3px,3px"], ["ink", "longdashdot"]];
       draw(charts.weights, () => one.weights.lines.map((w, k) => line(one.weights.rounds, w.values, w.client === one.client ? "itself" : w.client == null ? w.name : `client ${w.name}`, w.client == null ? ["other", "solid"] : styles[k], { hovertemplate: `${literal(w.name)}<br>round %{x}: %{y:.4f}<extra></extra>` })),
-        () => ({ xaxis: roundAxis, yaxis: { title: { text: "weight" }, rangemode: "tozero" } }), `Weights of client ${one.name} over the rounds`);
+        () => ({ xaxis: roundAxis(one.weights.rounds), yaxis: { title: { text: "weight" }, rangemode: "tozero" } }), `Weights of client ${one.name} over the rounds`);
     }
     if (one.bytes.rounds.length) draw(charts.bytes, () => [line(one.bytes.rounds, one.bytes.down, "received", ["three", "dash"], { hovertemplate: "received by round %{x}: %{y:,.0f} KiB<extra></extra>" }), line(one.bytes.rounds, one.bytes.up, "sent", ["four", "solid"], { hovertemplate: "sent by round %{x}: %{y:,.0f} KiB<extra></extra>" })],
-      () => ({ xaxis: roundAxis, yaxis: { title: { text: "KiB, all rounds" }, rangemode: "tozero" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Bytes of client ${one.name}`);
+      () => ({ xaxis: roundAxis(one.bytes.rounds), yaxis: { title: { text: "KiB, all rounds" }, rangemode: "tozero" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), `Bytes of client ${one.name}`);
   }
 
   return update;
@@ -299,8 +328,14 @@ function sorted(rows, sort) {
   return sort.startsWith("-") ? order.reverse() : order;
 }
 
-function clientTable(rows, chosen, sort, score) {
-  const kept = clientColumns(score).filter((one) => one.key === "name" || rows.some((r) => (one.key === "marks" ? Object.keys(r.marks).length : r[one.key] != null)));
+// How a score is spread over many clients: a bar per range.
+function spread(view, run) {
+  const values = view.clients.map((row) => row[run.evaluated ?? "after"]).filter((value) => value != null);
+  return [{ type: "histogram", x: values, nbinsx: 20, marker: { color: colour("one") }, hovertemplate: "%{x}: %{y} clients<extra></extra>" }];
+}
+
+function clientTable(everybody, rows, chosen, sort, score) {
+  const kept = clientColumns(score).filter((one) => one.key === "name" || everybody.some((r) => (one.key === "marks" ? Object.keys(r.marks).length : r[one.key] != null)));
   return table(kept, rows, {
     sort, onsort: (by) => adjust({ sort: by }), caption: "Clients",
     row: (r) => ({ class: r.client === chosen ? "chosen" : null, onclick: (e) => { if (!e.target.closest("a")) adjust({ client: r.client }); } }),
@@ -365,11 +400,11 @@ export function collaboration(root) {
         { type: "scatter", x: band, y: [...course.most, ...[...course.least].reverse()], mode: "none", fill: "toself", fillcolor: colour("band"), hoverinfo: "skip", showlegend: false },
         line(course.rounds, course.mean, "own weight", ["one", "solid"], { hovertemplate: "own weight, round %{x}: %{y:.3f}<extra></extra>" }),
         ...(course.follows.length ? [line(course.rounds, course.follows, "follows labels", ["two", "dash"], { hovertemplate: "rank correlation, round %{x}: %{y:.3f}<extra></extra>" })] : []),
-      ], () => ({ xaxis: roundAxis, yaxis: { range: [Math.min(0, ...course.follows.filter((v) => v != null)) - 0.03, 1.03] }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), "Own weights and rank correlation over the rounds");
+      ], () => ({ xaxis: roundAxis(course.rounds), yaxis: { range: [Math.min(0, ...course.follows.filter((v) => v != null)) - 0.03, 1.03] }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 44, r: 8, t: 26, b: 34 } }), "Own weights and rank correlation over the rounds");
       draw(maps.moved, () => [
         line(course.rounds, course.partners, "effective others", ["one", "solid"], { hovertemplate: "effective others, round %{x}: %{y:.1f}<extra></extra>" }),
         line(course.rounds, course.moved.map((v) => (v == null ? null : 100 * v)), "weight moved, %", ["two", "dash"], { yaxis: "y2", hovertemplate: "weight moved, round %{x}: %{y:.2f} %<extra></extra>" }),
-      ], () => ({ xaxis: roundAxis, yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", tickmode: "auto", nticks: 5, rangemode: "tozero", showgrid: false, automargin: true, fixedrange: true, tickfont: { size: 11 }, ticksuffix: " %" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 40, r: 44, t: 26, b: 34 } }), "Effective number of others and weight moved over the rounds");
+      ], () => ({ xaxis: roundAxis(course.rounds), yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", tickmode: "auto", nticks: 5, rangemode: "tozero", showgrid: false, automargin: true, fixedrange: true, tickfont: { size: 11 }, ticksuffix: " %" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, margin: { l: 40, r: 44, t: 26, b: 34 } }), "Effective number of others and weight moved over the rounds");
     }
   }
 
@@ -470,7 +505,7 @@ export function compare(root) {
     const named = (label) => view.rows.find((row) => row.method === label)?.title ?? label;
     const several = new Set(view.curves.map((c) => c.scenario)).size > 1;
     draw(curves, () => view.curves.map((c) => line(c.rounds, c[phase === "reported" ? c.evaluated : phase], `${c.title}, seed ${c.seed}${several ? `, ${c.scenario}` : ""}`, look[c.label])),
-      () => ({ xaxis: roundAxis, yaxis: curveAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
+      () => ({ xaxis: roundAxis(all(view.curves)), yaxis: curveAxis(view.rows) }), `Curves of ${view.curves.length} runs`);
     fill(result, view.without_results.length ? h("p", { class: "quiet" }, `Without results yet: ${view.without_results.join(", ")}.`) : null,
       table([
         { key: "title", head: "method", text: true },
@@ -483,9 +518,9 @@ export function compare(root) {
         { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
         { key: "worst_tenth", head: `worst tenth ${unit(score)}`, show: (r) => number(r.worst_tenth, score.is_share ? 1 : score.digits) },
         { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
-        { key: "gain_points", head: `over ${named(against)}`, show: (r) => h("span", { class: tone(r.gain_points) }, signed(r.gain_points, score.digits), atRound(r)) },
+        { key: "gain_points", head: `over ${named(against)}`, by: (r) => gained(r, against, "gain_points"), show: (r) => gained(r, against, "gain_points") == null ? "–" : h("span", { class: tone(r.gain_points) }, signed(r.gain_points, score.digits), atRound(r)) },
         { key: "gain_low", head: "95 % interval", show: (r) => (r.gain_low == null ? "–" : `${signed(r.gain_low, score.digits)} – ${signed(r.gain_high, score.digits)}`) },
-        { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
+        { key: "gain", head: "gain / equal / lose", by: (r) => gained(r, against, "gain")?.[0], show: (r) => gained(r, against, "gain")?.join(" / ") },
         { key: "gain_p_adjusted", head: "paired t, Holm", show: (r) => sureness(r.gain_p_adjusted) || (r.gain_note ? h("span", { class: "quiet" }, r.gain_note) : "–") },
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
       ], view.rows, { sort: query.get("sort") ?? (score.better === "lower" ? "last" : "-last"), onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
@@ -494,7 +529,7 @@ export function compare(root) {
   };
 }
 
-const small = (text, onclick) => h("button", { type: "button", class: "small", onclick }, text);
+const small = (text, onclick, props = {}) => h("button", { type: "button", class: "small", onclick, ...props }, text);
 
 function groups(runs) {
   const found = new Map();
