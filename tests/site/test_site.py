@@ -476,3 +476,11 @@ def test_onboarding_leaves_the_others_alone(done: Path, fedapa: Call, tmp_path: 
     assert (again.code, "there is a client called 'north' already" in again.err) == (2, True)
     assert "west.csv does not exist" not in again.err
     assert fedapa("onboard", run, "gone.csv").code == 2
+
+
+def test_a_report_of_own_data_has_a_title(done: Path) -> None:
+    from fedapa.analysis.run_reader import gather
+
+    (scenario,) = gather(done / "out").scenarios
+    assert scenario.title == "own data: outcome · 2 clients"
+    assert any(note.startswith("fedapa beside the better of tuned Local and a plain model") for note in scenario.notes)
