@@ -548,3 +548,11 @@ def test_the_verdict_names_the_better_model() -> None:
     some[1] = [0.6, 0.4]
     ahead = judge([ACCURACY], y, some, right, "onboarded")
     assert (ahead.use, "by less than chance" in ahead.text) == ("joined", True)  # one row more is no proof
+
+
+def test_a_report_of_own_data_has_a_title(done: Path) -> None:
+    from fedapa.analysis.run_reader import gather
+
+    (scenario,) = gather(done / "out").scenarios
+    assert scenario.title == "own data: outcome · 2 clients"
+    assert any(note.startswith("fedapa beside the better of tuned Local and a plain model") for note in scenario.notes)

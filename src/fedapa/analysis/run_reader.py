@@ -261,6 +261,9 @@ def _key(run: Run) -> dict[str, Any]:
         key |= {"data.source": run.about.get("source", "data"), "data.clients": len(run.clients)}
         key |= {"objective": run.result.score.name} if run.result.score != ACCURACY else {}
         key |= {f"training.{word}": value for word, value in settings_of(run.about, "training").items()}
+    if sites := run.config.get("sites"):
+        key |= {"data.source": sites.get("source") or f"own data: {sites.get('label', 'label')}"}
+        key |= {"data.clients": len(run.clients), "data.split": sites.get("split", "stratified")}
     return key
 
 

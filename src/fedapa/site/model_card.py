@@ -172,7 +172,9 @@ def _weights(facts: Facts) -> str:
         f"For this site the server mixes the sites' feature extractors (all layers but the last). {own:.1%} of the"
         " mixture is this site's own.",
     ]
-    if not others or max(abs(weight - even) for weight in others.values()) < UNEVEN * even:
+    if len(others) < 2:
+        return "\n".join(lines)
+    if max(abs(weight - even) for weight in others.values()) < UNEVEN * even:
         return "\n".join([*lines, f"The others count about equally ({even:.1%} each): no site stands out."])
     lines += ["The weights of the others, from one run, say whose models were used most, not who helped:", ""]
     lines += ["| site | weight |", "|---|---|"]

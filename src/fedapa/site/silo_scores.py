@@ -298,7 +298,7 @@ def who_gains(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -
     if rival != ALONE:
         return
     for row in overall(scored, measures):
-        if row["method"] not in (TUNED, PLAIN, ALONE):
+        if row["method"] not in ("local", TUNED, PLAIN, ALONE):
             gain = shown(first, row[f"{first.name} gain"], signed=True)
             counts = f"{row['gain']} sites gain, {row['lose']} lose, {row['unclear']} cannot be told"
             yield f"{row['method']} beside the better of tuned Local and a plain model, {first.title}: {gain}; {counts}"
