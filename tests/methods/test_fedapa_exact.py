@@ -317,3 +317,29 @@ def test_old_names_say_what_they_are_called_now(old: str, new: str) -> None:
     with pytest.raises(InputError, match=f"no hyper-parameter '{old}' any more") as error:
         make("fedapa-exact", **{old: 0.5})
     assert new in error.value.hint
+
+
+def test_known_groups_are_mixed_evenly_by_hand() -> None:
+    method = FedAPAExact(rule="given", sizes="2,1,1", row_ema=0.0)
+    case = Case(method)
+    server, downs, ups = case.visits()  # of clients 0, 1 and 2
+    A = method.absorb(case.task, server, [0, 1, 2], downs, ups)["A"][0]
+    assert A[0].tolist() == A[1].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert A[2].tolist() == [0.0, 0.0, 1.0, 0.0]
+    with pytest.raises(InputError, match=r"sizes = '2,1' are not those of groups of 4 clients"):
+        replace(method, sizes="2,1").absorb(case.task, server, [0, 1, 2], downs, ups)
+    with pytest.raises(InputError, match="sizes = '' are not sizes of groups"):
+        FedAPAExact(rule="given")
+    with pytest.raises(InputError, match="sizes = '4,0' are not sizes"):
+        FedAPAExact(sizes="4,0")
+
+
+def test_a_group_that_was_found_is_mixed_evenly_with_cut_even() -> None:
+    known = {0: 0.0, 1: 0.1, 2: 0.3, 3: 9.0}
+    gaps = torch.tensor([[(a - b) ** 2 for b in known.values()] for a in known.values()], dtype=torch.float64)
+    new = {"gaps": gaps[None], "heard": torch.full((4,), 6.0)}
+    method = FedAPAExact(rule="cut-even", jump_ratio=20.0)
+    assert method._row(new, new, 0, 0, gaps[0]).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+    plain = FedAPAExact(jump_ratio=20.0)
+    early = {**new, "heard": torch.full((4,), 5.0)}  # not more than patience
+    torch.testing.assert_close(method._row(early, early, 0, 0, gaps[0]), plain._row(early, early, 0, 0, gaps[0]))

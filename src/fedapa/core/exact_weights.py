@@ -11,6 +11,7 @@ Everything is in float64; what the theory behind the rows is, docs/beyond.md say
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor
@@ -114,13 +115,17 @@ def even(i: int, known: Tensor) -> Tensor:
     return row / row.sum()
 
 
+def group_sizes(text: str) -> list[int]:
+    """4,4,2 as numbers, each at least 1."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise InputError(f"sizes = {text!r} are not sizes of groups", 'such as "4,4,2"')
+    return [int(word) for word in text.split(",")]
+
+
 def same_group(sizes: str, clients: int) -> Tensor:
     """[M, M] who is in whose group, of groups of these sizes in the order of the clients."""
-    try:
-        counts = [int(word) for word in sizes.split(",")]
-    except ValueError:
-        counts = []
-    if sum(counts) != clients or min(counts, default=0) < 1:
+    counts = group_sizes(sizes)
+    if sum(counts) != clients:
         raise InputError(f"sizes = {sizes!r} are not those of groups of {clients} clients", 'such as "4,4,2"')
     label = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return label[:, None] == label

@@ -95,6 +95,11 @@ class FedAPAExact(Method):
     per_layer: bool = hyper(False, "rows of their own for every layer")
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sizes or self.rule == "given":
+            exact_weights.group_sizes(self.sizes)
+
     @property
     def evaluated(self) -> When:
         return "after" if self.fine_tune else "before"
