@@ -124,6 +124,7 @@ def test_coded_uploads_are_held_to_the_bounds_of_a_round(tmp_path: Path) -> None
     terms = terms_of(config_text("fedavg+quantised", rounds=3, participation=(1.0, 1.0)))
     result = over_grid(grid(Loud(make_sites(tmp_path)), terms), terms, limits=Limits(ratio=10.0))
     assert refused(result) == {0}
+    assert "more than 10 times" in result.logs[0].events[0].text
 
 
 def opposed(cosine: float, *rows: list[float]) -> dict[int, str]:
