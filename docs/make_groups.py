@@ -86,7 +86,7 @@ def _runs(name: str) -> list[RunResult]:
 def _intro(scenarios: dict[str, Any], runs: Sequence[RunResult]) -> str:
     config = next(iter(scenarios.values()))
     wanted = sum(len(one.methods) * len(one.seeds) for one in scenarios.values())
-    train = round(50_000 * config.data.subset / config.data.clients)
+    train = round(50_000 * config.data.train_share / config.data.clients)
     made = f"{len(runs)} of {wanted} runs are made so far; {NONE} marks what is not."
     return INTRO.format(train=train, rounds=config.run.rounds, batch=config.training.batch, made=made)
 
