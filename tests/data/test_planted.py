@@ -11,6 +11,7 @@ from fedapa.data.inspect import table
 from fedapa.data.partitions import planted
 from fedapa.data.partitions.partition import Partition, fingerprint, label_counts
 from fedapa.data.partitions.rules import RULES, split
+from fedapa.data.partitions.sample_views import View
 from fedapa.errors import InputError
 from fedapa.store import partition_file
 
@@ -145,6 +146,11 @@ def test_views_that_a_data_set_cannot_have_are_refused() -> None:
     made = split("permuted-groups", few.y_train, few.y_test, 4, min_train=0, min_test=0)
     with pytest.raises(InputError, match="labels of 4 classes are renamed, the data set has 5"):
         federate(more, made)
+
+
+def test_numbers_have_no_names() -> None:
+    with pytest.raises(InputError, match="labels that are numbers cannot be renamed"):
+        View(labels=(1, 0)).label(np.array([0.5, 1.0]))
 
 
 def test_a_subset_deals_a_share_of_every_class_and_leaves_the_test_set_whole() -> None:

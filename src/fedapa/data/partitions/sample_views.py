@@ -24,7 +24,11 @@ class View(NamedTuple):
     labels: tuple[int, ...] = ()  # what every class is called; empty: as in the data set
 
     def label(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.asarray(self.labels, y.dtype)[y] if self.labels else y
+        if not self.labels:
+            return y
+        if y.dtype.kind == "f":
+            raise InputError("labels that are numbers cannot be renamed", hint="use another rule than permuted-groups")
+        return np.asarray(self.labels, y.dtype)[y]
 
     def image(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.ascontiguousarray(np.rot90(x, self.turns, axes=(-2, -1))) if self.turns else x
