@@ -24,10 +24,10 @@ from fedapa.store.provenance import digest
 from fedapa.store.run_folder import kept_engine, make_folder
 from fedapa.training.model import Models
 from fedapa.training.objective import Classification, Objective, make_objective
-from fedapa.training.own_trainer import Trainer, name_of
+from fedapa.training.own_trainer import name_of
 from fedapa.training.selection import Patterns
 from fedapa.training.settings import HEAD, Buffers, Engine
-from fedapa.training.task import Task
+from fedapa.training.task import Task, Trainer
 
 
 def load(

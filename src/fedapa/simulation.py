@@ -36,9 +36,9 @@ from fedapa.training.devices import devices_of
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Models, build_models
 from fedapa.training.objective import Classification, Objective, Regression
-from fedapa.training.own_trainer import Trainer, load_trainer
+from fedapa.training.own_trainer import load_trainer
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
-from fedapa.training.task import Task
+from fedapa.training.task import Task, Trainer
 from fedapa.version import NUMERICS
 
 Progress = Callable[[RoundLog], None]

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from fedapa.errors import InputError
-from fedapa.training.architectures import MODELS, SHIPPED
+from fedapa.training.architectures import MODELS
 from fedapa.training.model import build_model
+from fedapa.training.model_names import SHIPPED
 from fedapa.training.split_model import SplitModel
 
 

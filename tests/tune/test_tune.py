@@ -38,7 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def play(runs: list[Path], workers: int, report: Any) -> None:
         for path in runs:
-            pool._play_one(path, lambda *event: report(pool.Event(*event)))
+            pool.play_one(path, lambda *event: report(pool.Event(*event)))
 
     monkeypatch.setattr(pool, "play", play)
 

@@ -64,6 +64,12 @@ def _extras() -> list[dict[str, Any]]:
         "dashboard": ("starlette", "fedapa watch"),
         "tune": ("optuna", "fedapa tune --search optuna"),
         "flower": ("flwr", "real federations, docs/deploy.md"),
+        "models": ("torchvision", 'model.name = "torchvision:NAME"'),
+        "tensorboard": ("tensorboard", "fedapa run --log tensorboard"),
+        "mlflow": ("mlflow", "fedapa run --log mlflow"),
+        "wandb": ("wandb", "fedapa run --log wandb"),
+        "ray": ("ray", "fedapa sweep --on ray"),
+        "slurm": ("submitit", "fedapa sweep --on slurm"),
     }
     rows = [
         {

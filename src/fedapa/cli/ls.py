@@ -118,7 +118,7 @@ def _datasets() -> list[dict[str, Any]]:
 
 def _models() -> list[dict[str, Any]]:
     from fedapa.plugins import installed
-    from fedapa.training.architectures import SHIPPED
+    from fedapa.training.model_names import SHIPPED
 
     rows = [{"name": name, "what": m.what, "head": f"{m.features} features"} for name, m in SHIPPED.items()]
     others = {

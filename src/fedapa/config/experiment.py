@@ -35,7 +35,7 @@ from fedapa.methods.method import Method
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, make_task, simulate
-from fedapa.store import partition_file, provenance
+from fedapa.store import partition_file, provenance, run_db
 from fedapa.store import run_folder as folders
 from fedapa.store.run_folder import kept_engine
 from fedapa.store.run_settings import EXPERIMENT
@@ -102,7 +102,7 @@ def anchored(config: Config) -> Config:
 
 def read_config(folder: Path) -> Config:
     path = folder / folders.CONFIG
-    if not path.exists() and (folder / "run.db").exists():
+    if not path.exists() and _is_without_config(folder):
         said = f"{folder} was made by fit() from Python objects: it has no config"
         raise InputError(said, "fit(..., out=FOLDER) continues it; `fedapa compare` and `report` read it")
     try:
@@ -115,6 +115,14 @@ def read_config(folder: Path) -> Config:
     if (len(config.methods), len(config.seeds)) != (1, 1):
         raise InputError(f"{path} names several runs", "expected one method and one seed; use `fedapa run`")
     return config
+
+
+def _is_without_config(folder: Path) -> bool:
+    """Whether the run was made by ``fit`` from objects that have no names."""
+    if not run_db.is_begun(folder / "run.db"):
+        return False
+    with run_db.reading(folder / "run.db") as db:
+        return EXPERIMENT not in run_db.meta(db)
 
 
 def config_hash(config: Config) -> str:

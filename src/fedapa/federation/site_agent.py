@@ -214,7 +214,7 @@ class Site:
         if not reply.fault:
             use = site_result.use_of(method.evaluated == "before", ask, down, digest)
             site_result.note_use(self.store, terms.run, use)
-            self.store.prune(terms.run, min(ask.keep_from, use.rounds))  # the model in use stays, whoever asks
+            self.store.prune(terms.run, ask.keep_from, use.rounds)
         answer = replace(
             blank,
             fault=reply.fault or "",

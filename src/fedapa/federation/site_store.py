@@ -55,15 +55,17 @@ class Store:
             raise Disclosed(f"{path.name} is not the state that was accepted")
         return to_record(tree)
 
-    def prune(self, run: str, keep_from: int) -> None:
-        """Delete states and uploads that can no longer be requested, and leftovers of a killed process."""
+    def prune(self, run: str, keep_from: int, in_use: int) -> None:
+        """Delete states and uploads that can no longer be requested, and leftovers of a killed process. The state of
+        the model in use stays, whoever asks."""
         place = self.place(run)
         if place.is_dir():
             sweep(place)
-        for path, rounds in [*_numbered(place, NAME), *_numbered(place, KEPT)]:
-            if rounds < keep_from:
-                with suppress(OSError):
-                    path.unlink()
+        for name, first in ((NAME, min(keep_from, in_use)), (KEPT, keep_from)):
+            for path, rounds in _numbered(place, name):
+                if rounds < first:
+                    with suppress(OSError):
+                        path.unlink()
 
     def rounds(self, run: str) -> list[int]:
         """The rounds with a saved state."""

@@ -111,7 +111,9 @@ class Ledger:
             rows = [_client_row(log, i) for i in range(clients)]
             self._db.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._db.executemany("INSERT INTO client_score VALUES (?, ?, ?, ?, ?, ?, ?)", _score_rows(log, scores))
-            self._db.execute("DELETE FROM watched WHERE round = ? AND round % ?", (log.round - 1, stride))
+            thinned = self._db.execute("DELETE FROM watched WHERE round = ? AND round % ?", (log.round - 1, stride))
+            if thinned.rowcount:
+                checksums.add(self._db, PER_ROUND, log.round - 1)
             watched = [(log.round, k, str(list(v.shape)), v.float().numpy().tobytes()) for k, v in log.watched.items()]
             self._db.executemany("INSERT INTO watched VALUES (?, ?, ?, ?)", watched)
             for event in log.events:

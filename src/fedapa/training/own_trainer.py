@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,8 @@ from fedapa.data.federated import Split
 from fedapa.errors import FedapaError, InputError
 from fedapa.plugins import load_object
 from fedapa.training.settings import Training
+from fedapa.training.task import Task, Trainer
 
-if TYPE_CHECKING:
-    from fedapa.training.task import Task
-
-Trainer = Callable[[nn.Module, TensorDataset, Training, torch.Generator], object]
 PARTS = {"theta", "phi"}
 ARGUMENTS = "(module, data, training, generator)"
 PLAIN = "use a method that minimises the plain loss, such as fedapa, fedavg, fedper or fedrep, or leave the trainer out"

@@ -8,19 +8,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from fedapa.core.tree import Tree
 from fedapa.data.samples import are_fields
 from fedapa.training.engines.native import Kernel
 from fedapa.training.model import Architectures
 from fedapa.training.objective import Classification, Objective
-from fedapa.training.own_trainer import Trainer
 from fedapa.training.settings import Training
 from fedapa.training.split_model import SplitModel
 
 CPU = torch.device("cpu")
 Augment = Callable[[Any, np.random.Generator], Any]  # the samples of a batch, changed at random
+
+# A user's own training loop: training/own_trainer.py.
+Trainer = Callable[[nn.Module, TensorDataset, Training, torch.Generator], object]
 
 
 class Batch(NamedTuple):

@@ -28,7 +28,8 @@ class View(NamedTuple):
             return y
         if y.dtype.kind == "f":
             raise InputError("labels that are numbers cannot be renamed", hint="use another rule than permuted-groups")
-        return np.asarray(self.labels, y.dtype)[y]
+        renamed: npt.NDArray[Any] = np.asarray(self.labels, y.dtype)[y]
+        return renamed
 
     def image(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.ascontiguousarray(np.rot90(x, self.turns, axes=(-2, -1))) if self.turns else x

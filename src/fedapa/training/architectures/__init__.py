@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import nn
 
@@ -19,23 +18,16 @@ from fedapa.training.architectures.transformer import transformer
 Factory = Callable[..., nn.Module]
 
 
-class Shipped(NamedTuple):
-    make: Factory
-    what: str
-    features: int  # the size of what its head gets
-
-
-SHIPPED = {
-    "lenet5": Shipped(lenet5, "LeNet-5 of the paper, square images from 16x16", 84),
-    "cnn8": Shipped(cnn8, "one convolution, for 8x8 digits", 32),
-    "mlp": Shipped(mlp, "two hidden layers of 64, for tables and anything else", 64),
-    "resnet18": Shipped(resnet18, "ResNet-18 with BatchNorm; a small first layer for images below 64x64", 512),
-    "resnet18-gn": Shipped(resnet18_gn, "the same with GroupNorm, which keeps no statistics", 512),
-    "mobilenet": Shipped(mobilenet, "inverted residuals as in MobileNetV2, for small images", 256),
-    "cnn1d": Shipped(cnn1d, "three convolutions along time, for series [channels, steps] or [steps]", 64),
-    "transformer": Shipped(transformer, "a small encoder for token ids [steps]; settings: vocabulary", 64),
+MODELS: dict[str, Factory] = {
+    "lenet5": lenet5,
+    "cnn8": cnn8,
+    "mlp": mlp,
+    "resnet18": resnet18,
+    "resnet18-gn": resnet18_gn,
+    "mobilenet": mobilenet,
+    "cnn1d": cnn1d,
+    "transformer": transformer,
 }
-MODELS: dict[str, Factory] = {name: shipped.make for name, shipped in SHIPPED.items()}
 
 
 def factory(name: str) -> Factory:
