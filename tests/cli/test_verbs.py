@@ -135,7 +135,7 @@ def test_verify_a_shipped_method(fedapa: Call) -> None:
 
 def test_verify_with_a_model_of_ones_own(fedapa: Call, tmp_path: Path) -> None:
     lines = "from torch import nn\n\n\ndef net(shape, classes):\n"
-    lines += "    return nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(32, classes))\n"
+    lines += "    return nn.Sequential(nn.Conv2d(1, 2, shape[2] - 3), nn.Flatten(), nn.Linear(32, classes))\n"
     (tmp_path / "mine.py").write_text(lines)
     answer = fedapa("verify", "local", "--model", "mine.py:net", "--head", "2", "--format", "json")
     assert answer.code == 0, answer.err
