@@ -36,7 +36,7 @@ from fedapa.training.devices import devices_of
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Models, build_models
 from fedapa.training.objective import Classification, Objective, Regression
-from fedapa.training.own_trainer import load_trainer
+from fedapa.training.own_trainer import load_trainer, refuse_unheard
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
 from fedapa.training.task import Task, Trainer
 from fedapa.version import NUMERICS
@@ -69,6 +69,7 @@ def make_task(
         trainer = load_trainer(task.training.trainer)
     task = replace(task, objective=objective.fitted(*data.target), augment=augmentation(task.training.augment))
     task = replace(task, devices=devices_of(device), trainer=trainer, architectures=several)
+    refuse_unheard(task)
     check_recipe(task, data)
     return with_engine(task, data, engine)
 

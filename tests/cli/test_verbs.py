@@ -133,6 +133,36 @@ def test_verify_a_shipped_method(fedapa: Call) -> None:
     assert {row["verdict"] for row in json.loads(answer.out)} == {"holds"}
 
 
+def test_verify_with_a_model_of_ones_own(fedapa: Call, tmp_path: Path) -> None:
+    lines = "from torch import nn\n\n\ndef net(shape, classes):\n"
+    lines += "    return nn.Sequential(nn.Conv2d(1, 2, shape[2] - 3), nn.Flatten(), nn.Linear(32, classes))\n"
+    (tmp_path / "mine.py").write_text(lines)
+    answer = fedapa("verify", "local", "--model", "mine.py:net", "--head", "2", "--format", "json")
+    assert answer.code == 0, answer.err
+    assert {row["verdict"] for row in json.loads(answer.out)} == {"holds"}
+    refused = fedapa("verify", "local", "--model", "lenet5")  # no room for its layers in 8 x 8
+    assert refused.code == 2
+    assert "takes none of the samples" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("training.trainer=loop.py:train", "needs its own loss"),
+        ('model.name=["cnn8", "mlp"]', "needs one architecture"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("run",), ("sweep", "--dry-run")])
+def test_a_method_that_cannot_run_is_refused_before_others_have_run(
+    verb: tuple[str, ...], change: str, said: str, fedapa: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text("def train(module, data, training, generator):\n    raise SystemExit(9)\n")
+    answer = fedapa(verb[0], "demo", "--method", "local,fedprox", "--set", change, "--out", "x", *verb[1:])
+    assert answer.code == 2
+    assert said in answer.err
+    assert not (tmp_path / "x").exists()
+
+
 # ------------------------------------------------------------------------------------------------------ data and plan
 
 

@@ -1,6 +1,7 @@
 """Every method x every law, under both schedules and under every engine."""
 
 import pytest
+import torch
 
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make
@@ -42,7 +43,9 @@ def test_law_with_another_recipe(name: str, law: str) -> None:
     LAWS[law](Case(make(name), training=ADAMW))
 
 
-@pytest.mark.parametrize("law", ["engines-agree", "functions-are-pure", "bytes-are-true"])
+@pytest.mark.parametrize(
+    "law", ["engines-agree", "functions-are-pure", "sent-arrives", "limits-are-met", "bytes-are-true"]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_law_with_whole_numbers_as_samples(name: str, law: str) -> None:
     LAWS[law](Case(make(name), tokens=True))
@@ -54,8 +57,8 @@ def test_law_with_numbers_to_predict(name: str, law: str) -> None:
     LAWS[law](Case(make(name), objective=Regression(loss="huber")))
 
 
-# Running variances that ride with theta fall from 1. In this small model they outweigh the weights in Eq. 7: A stays.
-OUTWEIGHED = {"fedapa": {"trainables-move"}}
+OUTWEIGHED = {"fedapa": {"trainables-move"}}  # by statistics: test_statistics_in_theta_hold_the_weights_of_fedapa
+STATISTICS = {"perfedavg", "apfl"}  # their limits have the other method's weights, and statistics of their own
 SHARED = ("0.weight", "4")  # of the law suite's model: a part of the first layer, and the head
 
 
@@ -75,10 +78,39 @@ def test_methods_of_features_refuse_other_cuts_in_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("pfedhn")])  # refuses statistics
 def test_laws_with_batch_norm(name: str) -> None:
-    """All but the limits: whose statistics a model has in a limit is the method's own choice, and its file says so."""
     case = Case(make(name), norm=True)
-    for law in LAWS.keys() - {"limits-are-met"} - OUTWEIGHED.get(name, set()):
+    other = {"limits-are-met"} if name in {*STATISTICS, "fedbn"} else set()  # FedBN is FedAvg where there is none
+    for law in LAWS.keys() - other - OUTWEIGHED.get(name, set()):
         LAWS[law](case)
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICS))
+def test_limits_of_the_weights_with_batch_norm(name: str) -> None:
+    """A personal step of rate 0 moves Per-FedAvg's statistics, and APFL's are always those of w."""
+    case = Case(make(name), norm=True)
+    stop = case.task.model.theta_trainable
+    for limit, variant in case.method.claims().limits.items():
+        one, other = case.with_method(variant).run(), case.with_method(make(limit)).run()
+        for mine, theirs in zip(one.records, other.records, strict=True):
+            torch.testing.assert_close(mine.state["theta"][:stop], theirs.state["theta"][:stop], atol=1e-5, rtol=0)
+            torch.testing.assert_close(mine.state["phi"], theirs.state["phi"], atol=1e-5, rtol=0)
+
+
+def test_statistics_in_theta_hold_the_weights_of_fedapa() -> None:
+    """Running variances fall from 1 at every client. So the slope of every weight in Eq. 7 is positive, and those of
+    other clients are clipped at 0. Without the statistics the weights move."""
+    case = Case(make("fedapa"), norm=True)
+    server, downs, ups = case.visits((0, 1, 2), 1)
+    stop = case.task.model.theta_trainable
+    for down, up in zip(downs, ups, strict=True):
+        moved = down["theta"] - up["theta"]
+        weights, statistics = server["theta"][:, :stop] @ moved[:stop], server["theta"][:, stop:] @ moved[stop:]
+        assert (statistics > 5 * weights.abs()).all()
+    assert torch.equal(case.run().server["A"], torch.eye(4))
+    private = Case(make("fedapa"), norm=True, buffers="private")
+    for law in LAWS.values():
+        law(private)
+    assert not torch.equal(private.run().server["A"], torch.eye(4))
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if make(name).needs_classes])

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from fedapa.errors import InputError
 from fedapa.methods.catalogue import METHODS, make
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.simulation import make_task
+from fedapa.training.objective import Classification
+from fedapa.training.own_trainer import Samples
 from fedapa.training.settings import Training
 
 PLAIN = {
@@ -197,3 +200,50 @@ def test_the_file_is_found_beside_its_config(tmp_path: Path):
     config = load(str(tmp_path / "run.toml"))
     assert training_of(config, "fedapa").trainer == f"{tmp_path / 'loop.py'}:train"
     assert training_of(config, "local").trainer == f"{tmp_path / 'other.py'}:train"
+
+
+@pytest.mark.parametrize("kind", ["fields", "lazy"])
+def test_samples_that_are_no_tensor_train_as_those_that_are(kind):
+    """A loop that takes x and y from a DataLoader needs no line more for them."""
+    x = np.random.default_rng(0).random((24, 6), dtype=np.float32)
+    y, model = (x[:, 0] > 0.5).astype(np.int64), OfEither()
+    found = []
+    for made in (x, {"a": x} if kind == "fields" else fa.Lazy(x)):
+        data = fa.from_arrays([(made, y, made, y)] * 2, 2)
+        found.append(fa.fit("fedapa", data, model, rounds=2, trainer=plain_sgd, lr=0.1, batch=8))
+    assert digest(found[0].state.server) == digest(found[1].state.server)
+    assert found[0].curve("after")[-1] == found[1].curve("after")[-1]
+
+
+class OfEither(nn.Module):
+    """Of a tensor, or of one by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x if isinstance(x, torch.Tensor) else x["a"]))
+
+
+def test_rows_read_lazily_are_normalised_as_those_in_memory_are(data):
+    task = make_task(data, "mlp", trainer=nothing)
+    client = data.clients[0].train
+    lazy = Samples(task, client._replace(x=fa.Lazy(client.x.numpy())))
+    found = torch.stack([lazy[k][0] for k in range(4)])
+    assert torch.equal(found, task.prepare(client.x[:4]))
+    assert not torch.equal(found, client.x[:4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"training": Training(augment="flip")}, "training.augment"),
+        ({"training": Training(precision="bf16")}, "training.precision"),
+        ({"training": Training(patience=1)}, "training.patience"),
+        ({"objective": Classification(label_smoothing=0.1)}, "objective.label_smoothing"),
+    ],
+)
+def test_what_does_not_reach_the_loop_is_refused(settings, name, data):
+    with pytest.raises(InputError, match=f"training.trainer has its own loop, which {name}"):
+        make_task(data, "mlp", trainer=nothing, **settings)

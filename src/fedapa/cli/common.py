@@ -108,17 +108,27 @@ def prepare(wanted: Config, out: Path) -> list[Path]:
 
 
 def warn(wanted: Config, method: str) -> None:
-    """Warn before a run with noised uploads, or of a method that fits some models only, if it may learn nothing."""
+    """Warn before a run with noised uploads, or of a method that fits some models only, if it may learn nothing.
+
+    A method that cannot be run with the trainer or the models is refused here, before others have been trained.
+    """
     from fedapa.config.experiment import assemble, single
-    from fedapa.config.load import settings_of
+    from fedapa.config.load import settings_of, training_of
     from fedapa.methods.catalogue import method_class
     from fedapa.methods.method import Method
+    from fedapa.rounds.expected_uploads import Expected
+    from fedapa.rounds.loop import check_fits
     from fedapa.simulation import doubts
 
     name = settings_of(wanted, method)[0]
-    if wanted.model.shared or "noised" in name.split("+") or method_class(name).remarks is not Method.remarks:
+    own = bool(wanted.model.shared or training_of(wanted, method).trainer) or not isinstance(wanted.model.name, str)
+    if own or "noised" in name.split("+") or method_class(name).remarks is not Method.remarks:
         parts = assemble(single(wanted, method, wanted.seeds[0]))
-        for line in doubts(parts.method, parts.task, parts.data.clients[0].train.x[0]):
+        sample = parts.data.clients[0].train.x[0]
+        check_fits(parts.method, parts.task)
+        if own:
+            Expected(parts.method, parts.task, sample)
+        for line in doubts(parts.method, parts.task, sample):
             ui.say(f"warning: {method}: {line}")
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 import click
 
 from fedapa.cli import ui
+from fedapa.training.settings import HEAD
 
 
 @click.command(short_help="Check a method of your own against the laws")
 @click.argument("target")
 @click.option("--objective", default="classification", show_default=True, help="Or regression, or file.py:Class.")
+@click.option("--model", default="", help="See `fedapa ls models`, or file.py:function; default: a small network.")
+@click.option("--head", default=HEAD, show_default=True, help="The last layer of that model.")
 @ui.format_option
-def command(target: str, objective: str, form: str) -> None:
+def command(target: str, objective: str, model: str, head: str, form: str) -> None:
     """Run every law on TARGET: a Python file that defines methods, or the name of a shipped method.
 
     Prints which law failed, with the numbers that show it. Exit code 1 if any did.
@@ -28,7 +31,7 @@ def command(target: str, objective: str, form: str) -> None:
     with ui.progress() as bar:
         task = bar.add_task("laws", total=2 * len(LAWS) * len(methods), note="")
         for name, method in methods.items():
-            for found in verify(method, make_objective(objective)):
+            for found in verify(method, make_objective(objective), model, head):
                 verdict = "holds" if found.holds else "BROKEN"
                 rows.append(
                     {

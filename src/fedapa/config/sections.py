@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedapa.data.site_description import Sites
 from fedapa.data.site_layout import Layout
@@ -18,6 +18,8 @@ from fedapa.toml_table import distinct
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
 
 Names = Annotated[list[str], Field(min_length=1)]
+# Layers of an nn.Sequential are numbers: model.head=3 names the fourth.
+Layer = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -52,7 +54,7 @@ class ModelConfig(Section):
     name: str | Names | dict[str, str] = Field(
         "lenet5", description="see `fedapa ls models`, or package.module:function; a list: in turn; a table: by client"
     )
-    head: str = Field(HEAD, description="name of the submodule that stays private")
+    head: Layer = Field(HEAD, description="name of the submodule that stays private")
     buffers: Buffers = Field("shared", description="BatchNorm statistics: with the extractor or the head")
     shared: str | list[str] = Field("", description="patterns of the parameters that federate, instead of all but head")
     frozen: str | list[str] = Field("", description="patterns of the parameters that nobody trains or sends")

@@ -183,8 +183,11 @@ def _needs_nothing(make: Callable[..., nn.Module]) -> bool:
 def _made(name: str, make: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
     try:
         found = make(shape, classes)
-    except TypeError as error:
-        raise InputError(f"model {name!r} cannot be made: {error}", HOW) from None
+    except InputError:
+        raise
+    except Exception as error:  # a user's function may fail in any way
+        said = f"model {name!r} cannot be made: {type(error).__name__}: {error} (samples of shape {list(shape)})"
+        raise InputError(said, HOW) from error
     if not isinstance(found, nn.Module):
         raise InputError(f"model {name!r} made {type(found).__name__}", HOW)
     return found

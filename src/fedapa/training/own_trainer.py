@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
+from fedapa.data.samples import are_fields, in_memory
 from fedapa.errors import FedapaError, InputError
 from fedapa.plugins import load_object
 from fedapa.training.settings import Training
@@ -36,6 +37,21 @@ class Wanted(NamedTuple):
     is_plain: bool  # the loss is the task's, without carry, projection or a fixed number of steps
 
 
+class Samples(Dataset[Any]):
+    """Samples that are no tensor in memory: read and prepared one by one. Those with fields are dictionaries, of which
+    torch's DataLoader makes batches."""
+
+    def __init__(self, task: Task, data: Split) -> None:
+        self._task, self._data = task, data
+
+    def __len__(self) -> int:
+        return len(self._data.y)
+
+    def __getitem__(self, k: int) -> tuple[Any, Tensor]:
+        x: Any = self._data.x[k]
+        return (dict(x.items()) if are_fields(x) else self._task.prepare(x[None])[0]), self._data.y[k]
+
+
 def load_trainer(name: str) -> Trainer:
     """The function behind ``file.py:function`` or ``package.module:function``."""
     found = load_object(name, "trainer") if ":" in name else None
@@ -53,6 +69,19 @@ def check_trainer(trainer: object, name: str) -> None:
         raise InputError(
             f"trainer {name!r} cannot be called with {ARGUMENTS}", f"write it as def train{ARGUMENTS}"
         ) from None
+
+
+def refuse_unheard(task: Task) -> None:
+    """What the library's loop does with a batch, a trainer would leave out without a word."""
+    training, plain = task.training, getattr(task.objective, "plain", True)
+    settings = {
+        "training.augment": training.augment,
+        "training.patience": training.patience,
+        "training.precision": training.precision if training.precision != "float32" else "",
+        "objective.label_smoothing or class_weights": not plain,
+    }
+    if task.trainer is not None and (unheard := [name for name, value in settings.items() if value]):
+        raise InputError(f"training.trainer has its own loop, which {unheard[0]} does not reach", "do it in the loop")
 
 
 def name_of(trainer: object) -> str:
@@ -75,7 +104,7 @@ def train_with(trainer: Trainer, task: Task, wanted: Wanted, data: Split, recipe
     if task.training.epochs == 0:  # a dry visit, which asks for shapes alone
         return dict(wanted.params)
     module = _module(task, wanted)
-    samples = TensorDataset(task.prepare(data.x), data.y)
+    samples = TensorDataset(task.prepare(data.x), data.y) if in_memory(data.x) else Samples(task, data)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         answer = _called(trainer, module, samples, recipe, torch.Generator().manual_seed(seed))

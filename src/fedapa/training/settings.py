@@ -69,6 +69,8 @@ class Training:
 
     def told(self) -> str:
         """The recipe in one line: what makes the rate and the steps."""
+        if self.trainer:
+            return f"trainer {self.trainer}, which is told lr {self.lr:g}, batch {self.batch}, {self.epochs} epochs"
         rule = self.optimizer + (f" {self.momentum:g}" if self.optimizer == "sgd" else "")
         parts = [f"{rule}{' nesterov' if self.nesterov else ''}", f"lr {self.lr:g}"]
         parts += [f"{name} {value:g}" for name, value in self._parts() if value]

@@ -226,7 +226,7 @@ class SplitModel:
         with torch.no_grad():
             try:
                 logits = whole(sample)
-            except RuntimeError as error:
+            except (RuntimeError, IndexError, ValueError, TypeError, KeyError) as error:
                 shape = list(sample.shape[1:])
                 why = f"the model cannot take samples of shape {shape}: {error}"
                 raise InputError(why, "check its first layer") from None

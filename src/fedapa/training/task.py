@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from fedapa.core.tree import Tree
 from fedapa.data.samples import are_fields
@@ -23,7 +22,7 @@ CPU = torch.device("cpu")
 Augment = Callable[[Any, np.random.Generator], Any]  # the samples of a batch, changed at random
 
 # A user's own training loop: training/own_trainer.py.
-Trainer = Callable[[nn.Module, TensorDataset, Training, torch.Generator], object]
+Trainer = Callable[[nn.Module, Any, Training, torch.Generator], object]
 
 
 class Batch(NamedTuple):

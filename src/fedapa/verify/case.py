@@ -14,6 +14,7 @@ from torch import nn
 
 from fedapa.core.tree import Tree, clone
 from fedapa.data.federated import Federated, Split, from_arrays
+from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule
 from fedapa.rounds import loop
 from fedapa.rounds.expected_uploads import Expected
@@ -24,13 +25,14 @@ from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
 from fedapa.training.local import Local
 from fedapa.training.objective import Classification, Objective
-from fedapa.training.settings import Engine, Training
+from fedapa.training.settings import HEAD, Buffers, Engine, Training
 from fedapa.training.task import Task
 
 Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3
 SIZES = (40, 23, 31, 7)
 TOKENS = 10
+SAMPLES = ((False, False), (True, False), (False, True))  # images, tokens: what a user's model is tried on
 
 
 class Broken(Exception):
@@ -71,6 +73,9 @@ class Case:
     tokens: bool = False  # whole numbers as samples, and a model with an embedding
     shared: tuple[str, ...] = ()  # patterns of what is theta, instead of all but the head
     norm: bool = False  # a model with BatchNorm
+    buffers: Buffers = "shared"  # where its statistics are
+    model: str = ""  # a user's, instead of the suite's
+    head: str = HEAD  # of the user's model
 
     @cached_property
     def data(self) -> Federated:
@@ -79,12 +84,28 @@ class Case:
 
     @cached_property
     def task(self) -> Task:
+        model, head = (self.model, self.head) if self.model else self._own_model()
+        options = {"engine": self.engine, "objective": self.objective, "shared": self.shared}
+        return make_task(self.data, model, self.training, ROUNDS, head, self.buffers, **options)  # type: ignore[arg-type]
+
+    def _own_model(self) -> tuple[nn.Module, str]:
         outputs = self.objective.outputs(CLASSES)
         model = _embedding(outputs) if self.tokens and not self.images else _model(self.images, self.norm, outputs)
-        head, aim = str(len(model) - 1), self.objective
-        return make_task(
-            self.data, model, self.training, ROUNDS, head, engine=self.engine, objective=aim, shared=self.shared
-        )
+        return model, str(len(model) - 1)
+
+    def fitting(self) -> Case:
+        """The same on samples that the user's model takes: 6 numbers, images of 1 x 8 x 8, or 6 token ids."""
+        refusals = []
+        for images, tokens in SAMPLES if self.model else ((self.images, self.tokens),):
+            case = replace(self, images=images, tokens=tokens)
+            try:
+                assert case.task  # made here, and kept
+            except InputError as error:
+                refusals.append(error)
+            else:
+                return case
+        hint = "the laws are checked on 6 numbers, images of 1 x 8 x 8 and 6 token ids below 10"
+        raise InputError(f"model {self.model!r} takes none of the samples: {refusals[0].message}", hint)
 
     @cached_property
     def expected(self) -> Expected:

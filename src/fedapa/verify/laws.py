@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
+from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import COUNTS, Surrogate
 from fedapa.rounds.evaluation import Sums
@@ -30,17 +31,31 @@ JUMP = 2e-2  # the same for uploads that are rounded, where the engines' last di
 TOLERANCE = 2e-4  # between engines and orders, after ROUNDS rounds of the small federation
 
 
+OTHERS: tuple[Engine, ...] = ("vmap", "native")
+
+
 def engines_agree(case: Case) -> str:
     """1. Serial = parallel, bit for bit; PyTorch = vectorised = native kernel, to float tolerance."""
     _same(case.usual(), case.run(workers=3), "one worker and three workers")
     if case.norm:
         return "3 workers = 1 worker; only the torch engine follows BatchNorm"
+    if case.model:
+        gaps = [f"; {name} within {_engine_gap(case, name):.1g} of torch" for name in OTHERS if _knows(case, name)]
+        return f"3 workers = 1 worker{''.join(gaps) or '; only the torch engine knows the model'}"
     said = f"3 workers = 1 worker; vmap within {_engine_gap(case, 'vmap'):.1g} of torch"
     if case.shared:
         return f"{said}; the native engine needs a model that is cut at its head"
     if not available()[0]:
         return f"{said}; native engine not built: {available()[1]}"
     return f"{said}, native within {_engine_gap(replace(case, images=True), 'native'):.1g}"
+
+
+def _knows(case: Case, engine: Engine) -> bool:
+    """Whether this engine can run a user's model."""
+    try:
+        return replace(case, engine=engine).task.engine == engine
+    except InputError:
+        return False
 
 
 def _engine_gap(case: Case, engine: Engine) -> float:

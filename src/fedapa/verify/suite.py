@@ -13,6 +13,7 @@ from fedapa.errors import InputError
 from fedapa.methods.method import Claims, Method, Schedule
 from fedapa.plugins import import_file
 from fedapa.training.objective import Classification, Objective
+from fedapa.training.settings import HEAD
 from fedapa.verify import laws
 from fedapa.verify.case import Broken, Case
 
@@ -41,10 +42,10 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def verify(method: Method, objective: Objective | None = None) -> Iterator[Finding]:
-    """Every law under both schedules, with cross-entropy or another objective."""
+def verify(method: Method, objective: Objective | None = None, model: str = "", head: str = HEAD) -> Iterator[Finding]:
+    """Every law under both schedules, with cross-entropy or another objective, on a small model or the user's own."""
     for schedule in SCHEDULES:
-        case = Case(method, schedule, objective=objective or Classification())
+        case = Case(method, schedule, objective=objective or Classification(), model=model, head=head).fitting()
         for name, law in LAWS.items():
             begin = time.perf_counter()
             try:
