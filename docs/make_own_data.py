@@ -1,6 +1,6 @@
 """Write docs/own-data-results.md from experiments/results/own-data.json: python docs/make_own_data.py
 
-`python docs/make_own_data.py NAME=FOLDER ...` first takes the numbers of `fedapa silo run ... --out FOLDER` into the file.
+`python docs/make_own_data.py NAME=FOLDER ...` first stores the numbers of `fedapa silo run site.toml --out FOLDER`.
 No number on the page is typed by hand.
 """
 
@@ -29,8 +29,8 @@ Made by `python docs/make_own_data.py` from `experiments/results/own-data.json`.
 
 Scores are means over the sites. Gains are over *alone*: at every site the better of the tuned network and the plain
 model of scikit-learn, chosen on held-out rows; above 0 the method is better. Intervals are 95 % intervals over the
-splits, widened for shared rows. A time split has the same test rows in every split, so that its means have none, and its
-sites are counted by bootstrap intervals of their test rows. Counts of sites are not corrected for many sites: of 65
+splits, widened for shared rows. A time split has the same test rows in every split: its means have none, and its sites
+are counted by bootstrap intervals of their test rows. Counts of sites are not corrected for many sites: of 65
 without any effect, a few show one.
 """
 
@@ -62,7 +62,7 @@ def page(stored: Mapping[str, Any]) -> str:
 def _section(name: str, found: Mapping[str, Any]) -> str:
     score = found["primary"]
     lines = [f"## {TITLES[name]}", "", f"{found['rounds']} rounds, {_count(found['splits'], 'split')}.", ""]
-    lines += [f"| | {score} | gain over alone | sites: gain / lose / cannot be told |", "|---|---|---|---|"]
+    lines += [f"| | {_named(score)} | gain over alone | sites: gain / lose / cannot be told |", "|---|---|---|---|"]
     for row in found["overall"]:
         is_rival = row["method"] in NO_GAIN
         gain = "" if is_rival else _shown(row[f"{score} gain"], "+")
@@ -72,13 +72,15 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _remarks(rows: Sequence[Mapping[str, Any]], score: str) -> list[str]:
-    """A choice on few held-out rows can be worse than the plain model everywhere: the gain is then not all of joining."""
+    """A choice on few held-out rows can be worse than the plain model everywhere: gains over it then flatter."""
     gains = {row["method"]: row[f"{score} gain"]["mean"] for row in rows if row["method"] not in NO_GAIN}
     plain = gains.pop("plain model")
     joined = {name: gain for name, gain in gains.items() if not name.startswith("local")}
     best = max(joined, key=lambda name: joined[name])
     gap = f"{joined[best] - plain:+.3g}"
-    said = f"- Best joined method by the mean: {best}, {gap} beside the plain model at every site (difference of means)."
+    said = (
+        f"- Best joined method by the mean: {best}, {gap} beside the plain model at every site (difference of means)."
+    )
     if plain > 0:
         said += " The plain model everywhere is better than the choice on held-out rows, so gains over *alone* flatter."
     return [said]
@@ -90,6 +92,10 @@ def _shown(value: Mapping[str, float | None] | None, sign: str = "") -> str:
     if value["low"] is None:
         return f"{value['mean']:{sign}.4g}"
     return f"{value['mean']:{sign}.3f} ({value['low']:{sign}.3f} to {value['high']:{sign}.3f})"
+
+
+def _named(score: str) -> str:
+    return score.upper() if score == "auc" else score
 
 
 def _count(number: int, what: str) -> str:

@@ -19,11 +19,13 @@ from fedapa.analysis.personalized_model import last_checkpoint
 from fedapa.config.experiment import assemble, read_config
 from fedapa.config.load import load
 from fedapa.data.federated import ClientData, Split
+from fedapa.data.schema import Schema
 from fedapa.errors import InputError
 from fedapa.federation import manifest
 from fedapa.methods.method import Method
-from fedapa.site import dry_run
+from fedapa.site import dry_run, model_card
 from fedapa.site.export_models import flaw_of
+from fedapa.site.model_card import Facts
 from fedapa.site.silo_scores import Scored, doubts, readable, table
 from fedapa.site.site_model import read_model
 from fedapa.training.task import Task
@@ -111,6 +113,17 @@ def test_the_card_tells_all(done: Path) -> None:
         "Stayed: the rows and the head", "age: number, mean",
     ):  # fmt: skip
         assert words in card
+
+
+def test_a_card_of_many_sites_names_the_first_and_the_heaviest() -> None:
+    sites = [f"school {k}" for k in range(65)]
+    weights = {name: 0.001 * k for k, name in enumerate(sites)}
+    facts = Facts("school 0", "fedapa", "FedAPA", "", "", 1, [9], [9], {}, weights, sites)
+    purpose, mixed = model_card._purpose(facts, Schema((), "score", {})), model_card._weights(facts)
+    assert "school 12 and 52 more;" in purpose
+    assert mixed.count("| school") == 12
+    assert "| school 64 | 0.064 |" in mixed
+    assert "The 52 others have 0.052 or less each." in mixed
 
 
 def test_there_is_no_pickle(done: Path) -> None:
