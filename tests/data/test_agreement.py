@@ -41,6 +41,7 @@ def test_a_file_that_fits_is_read_as_agreed(tmp_path: Path) -> None:
     ("header", "change", "words", "named"),
     [
         ("years,ward,outcome", None, {}, "no column 'age'"),
+        ("age,ward,outcome", None, {"drop": ["age"]}, "'age' is agreed, but under drop here"),
         ("Age,ward,outcome", None, {}, "no column 'age', but one called 'Age'"),
         ("age,outcome", lambda r: (r[0], r[2]), {}, "no column 'ward'"),
         ("ward,age,outcome", lambda r: (r[1], r[0], r[2]), {}, "another order: 'ward' stands in the place of 'age'"),

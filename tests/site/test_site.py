@@ -19,12 +19,14 @@ from fedapa.analysis.personalized_model import last_checkpoint
 from fedapa.config.experiment import assemble, read_config
 from fedapa.config.load import load
 from fedapa.data.federated import ClientData, Split
+from fedapa.data.schema import Schema
 from fedapa.errors import InputError
 from fedapa.federation import manifest
 from fedapa.methods.method import Method
-from fedapa.site import dry_run
+from fedapa.site import dry_run, model_card, silo_scores
 from fedapa.site.export_models import flaw_of
-from fedapa.site.silo_scores import Scored, doubts, readable, table
+from fedapa.site.model_card import Facts
+from fedapa.site.silo_scores import CLASSES, Scored, doubts, readable, table
 from fedapa.site.site_model import read_model
 from fedapa.training.task import Task
 from hospitals import write_hospital, write_hospitals
@@ -111,6 +113,33 @@ def test_the_card_tells_all(done: Path) -> None:
         "Stayed: the rows and the head", "age: number, mean",
     ):  # fmt: skip
         assert words in card
+
+
+def test_a_card_of_many_sites_names_the_first_and_the_heaviest() -> None:
+    sites = [f"school {k}" for k in range(65)]
+    weights = {name: 0.001 * k for k, name in enumerate(sites)}
+    facts = Facts("school 0", "fedapa", "FedAPA", "", "", 1, [9], [9], {}, weights, sites)
+    purpose, mixed = model_card._purpose(facts, Schema((), "score", {})), model_card._weights(facts)
+    assert "school 12 and 52 more;" in purpose
+    assert mixed.count("| school") == 12
+    assert "| school 64 | 0.064 |" in mixed
+    assert "The 52 others have 0.052 or less each." in mixed
+
+
+def test_intervals_of_a_site_are_made_once_for_the_numbers_and_once_for_its_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    of = silo_scores._spread
+    monkeypatch.setattr(silo_scores, "_spread", lambda measure, mine: made.append(1) or of(measure, mine))
+    values = {measure.name: 0.5 for measure in CLASSES}
+    names = [f"s{k}" for k in range(20)]
+    scored = [Scored("local", k, name, 40, 0.25, values) for k in range(3) for name in names]
+    silo_scores.as_dict(scored)
+    assert len(made) == len(names) * len(CLASSES)
+    made.clear()
+    model_card._scores(Facts("s0", "local", "Local", "", "", 1, [9], [9], {}, {}, names), scored)
+    assert len(made) == len(CLASSES)
 
 
 def test_there_is_no_pickle(done: Path) -> None:

@@ -160,7 +160,9 @@ def _refuse(found: Any, out: Path) -> NoReturn:
         click.echo(f"hint: {problem.hint}", err=True)
     more = len(found.problems) - len(shown)
     rest = f" ({more} more problems are in {out})" if more else ""
-    raise InputError(f"{shown[-1].message}{rest}", f"{shown[-1].hint}; {out} holds all that was found")
+    raise InputError(
+        f"{shown[-1].message}{rest}", f"{shown[-1].hint}; {out} holds all that was found, --force replaces it"
+    )
 
 
 def _column_tables(profiles: Any) -> list[tuple[str, list[dict[str, Any]]]]:

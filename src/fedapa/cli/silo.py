@@ -107,10 +107,12 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
         ui.dump(everything | found)
         return
     rival, title = everything["gain over"], f"{len(wanted.seeds)} splits, 95 % intervals"
-    rows = [_readable(row, measures, rival) for row in silo_scores.table(scored, measures)]
+    sites = silo_scores.table(scored, measures)
+    rows = [_readable(row, measures, rival) for row in sites]
     if len({row["site"] for row in rows}) <= MOST_SITES:
         ui.show(rows, form, title=title)
-    ui.show([_overall(row, measures, rival) for row in silo_scores.overall(scored, measures)], form, title="all sites")
+    methods = silo_scores.overall(scored, measures, sites)
+    ui.show([_overall(row, measures, rival) for row in methods], form, title="all sites")
     for note in everything["notes"]:
         click.echo(f"note: {note}")
     for line in privacy:

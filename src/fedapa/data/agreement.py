@@ -89,6 +89,8 @@ def _columns(agreed: Schema, sites: Sites, table: Table) -> Iterator[str]:
     for column in agreed.columns:
         if column.name in table.columns:
             yield from _column(column, sites, table)
+        elif column.name in sites.drop:
+            yield f"column '{column.name}' is agreed, but under drop here: take it from that list"
         else:
             like = closest(column.name, extra)
             yield f"there is no column '{column.name}'{f', but one called {like!r}' if like else ''}"

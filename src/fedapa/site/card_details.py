@@ -44,7 +44,8 @@ def _at_threshold(y: npt.NDArray[Any], p: Floats, threshold: float) -> str:
     return (
         f"## At a threshold\n\nRows count as the second class from a probability of {threshold:.3g} on, chosen on train"
         f" rows. On the test rows this finds {found} of {int(positive.sum())} and flags {alarms} of the"
-        f" {int((~positive).sum())} others. `fedapa predict` gives probabilities, so another threshold can be used."
+        f" {int((~positive).sum())} others. `fedapa predict` names the likelier class,"
+        " from 0.5 on: to use this threshold, or another, compare the probability that it gives with it."
     )
 
 

@@ -16,6 +16,8 @@ from fedapa.training.settings import Training
 
 RATE, BATCH, STEPS = 0.02, 16, 400  # at this rate, tables of a few hundred rows are learned in about so many steps
 FEWEST_ROUNDS, MOST_ROUNDS = 10, 100
+USUAL_ROUNDS = 20  # where the number of rows is not known
+METHODS = ["local", "fedavg", "fedper", "fedapa"]
 
 
 def config_text(found: Inspection, folder: Path, said: str, repeats: int = 10) -> str:
@@ -26,19 +28,24 @@ def config_text(found: Inspection, folder: Path, said: str, repeats: int = 10) -
             own[key] = _plain(value)
     own["files"] = {name: _beside(file, folder) for name, file in found.sites.files.items()}
     content: dict[str, Any] = {
-        "methods": ["local", "fedavg", "fedper", "fedapa"],
+        "methods": METHODS,
         "seeds": list(range(repeats)),
         "sites": own,
         **_objective(found),
-        "model": {"name": "mlp"},
-        "training": {"lr": RATE, "batch": BATCH, "drop_last": False, "keep_momentum": False},
-        "run": {"rounds": rounds_for(found.own), "participation": 1.0, "evaluate_every": 5, "checkpoint_every": 100},
+        **table_settings(rounds_for(found.own), checkpoint_every=100),
     }
     comments = [f"# Written by: {said}", *(f"# note: {note}" for note in found.notes)]
     for problem in found.problems:
         comments += [f"# problem: {problem.message}", f"#   {problem.hint}"]
     text = re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", _on_one_line, tomli_w.dumps(content))
     return "\n".join(" ".join(line.splitlines()) for line in comments) + "\n" + text
+
+
+def table_settings(rounds: int, checkpoint_every: int) -> dict[str, Any]:
+    """Sections that suit small tables, for a simulation and for a federation alike."""
+    run = {"rounds": rounds, "participation": 1.0, "evaluate_every": 5, "checkpoint_every": checkpoint_every}
+    training = {"lr": RATE, "batch": BATCH, "drop_last": False, "keep_momentum": False}
+    return {"model": {"name": "mlp"}, "training": training, "run": run}
 
 
 def _objective(found: Inspection) -> dict[str, Any]:
@@ -51,7 +58,7 @@ def rounds_for(own: Own | None) -> int:
     """As many that the middle site takes the wanted number of steps: small tables need more rounds."""
     rows = [] if own is None else [len(client.train.y) for client in own.data.clients]
     if not rows:
-        return 20
+        return USUAL_ROUNDS
     steps = Training.epochs * max(1.0, median(rows) / BATCH)
     return int(min(max(round(STEPS / steps), FEWEST_ROUNDS), MOST_ROUNDS))
 

@@ -17,13 +17,9 @@ from fedapa.data.schema import Schema, read_schema
 from fedapa.data.site_layout import Layout
 from fedapa.data.sources import OWN
 from fedapa.errors import InputError
+from fedapa.site.describe import METHODS, USUAL_ROUNDS, table_settings
 
-SETTINGS: dict[str, Any] = {  # that suit small tables
-    "methods": ["local", "fedavg", "fedper", "fedapa"],
-    "model": {"name": "mlp"},
-    "training": {"lr": 0.02, "batch": 16, "drop_last": False, "keep_momentum": False},
-    "run": {"rounds": 20, "participation": 1.0, "evaluate_every": 5},
-}
+EVERY_ROUND = 1  # of checkpoints: a round of real sites is not played twice
 SECTIONS = ("model", "objective", "training", "run", "method")
 
 
@@ -35,7 +31,7 @@ def federation_config(source: str, methods: str | None, changes: Sequence[str], 
         settings["objective"]["name"] = settings["objective"]["name"].replace("auto", "regression")
     raw = {**settings, "data": {"source": OWN}, "layout": _table(layout_of(schema))}
     raw["federation"] = {"min_sites": sites or 2}
-    raw["run"] = {**raw["run"], "checkpoint_every": 1}  # a round of real sites is not played twice
+    raw["run"] = {**raw["run"], "checkpoint_every": EVERY_ROUND}
     extra = [] if methods is None else [Change(f"--method {methods}", ("methods",), methods.split(","))]
     apply(raw, [*changes, *extra])
     text = tomli_w.dumps(raw)
@@ -46,7 +42,7 @@ def federation_config(source: str, methods: str | None, changes: Sequence[str], 
 
 def _proposal(source: str) -> tuple[dict[str, Any], Schema]:
     if source.endswith(".json"):
-        return dict(SETTINGS), read_schema(Path(source))
+        return {"methods": METHODS, **table_settings(USUAL_ROUNDS, EVERY_ROUND)}, read_schema(Path(source))
     config = load(source)
     if config.sites is None:
         raise InputError(f"{source} has no section [sites]", "name a schema.json, or a config of `fedapa data inspect`")

@@ -15,6 +15,7 @@ from fedapa.methods.wrappers import account_of
 from fedapa.site.measures import AUC, Measure
 from fedapa.site.silo_scores import ALONE, CLASSES, PLAIN, TUNED, Scored, reference, shown, table
 
+MOST_SITES = 12  # that are listed one by one
 UNEVEN = 0.1  # share of the even weight by which one must differ before the weights are listed
 WORDS = {
     "θ": "the parameters of the feature extractor",
@@ -63,7 +64,9 @@ def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
 
 
 def _purpose(facts: Facts, schema: Schema) -> str:
-    others = ", ".join(name for name in facts.sites if name != facts.site)
+    names = [name for name in facts.sites if name != facts.site]
+    more = f" and {len(names) - MOST_SITES} more" if len(names) > MOST_SITES else ""
+    others = ", ".join(names[:MOST_SITES]) + more
     what = ", ".join(schema.class_names) or "a number"
     return (
         f"Predicts `{schema.label}` ({what}). Trained by {facts.title} in {facts.rounds}"
@@ -90,7 +93,7 @@ def _data(facts: Facts, schema: Schema) -> str:
 
 
 def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
-    every = table(scored, facts.measures)
+    every = table([s for s in scored if s.site == facts.site], facts.measures)  # bootstraps take time
     names = {"local": "alone (local)", TUNED: "alone, network as held-out rows want it", PLAIN: "alone, plain model"}
     names |= {facts.method: f"with the federation ({facts.method})"} if facts.method != "local" else {}
     rows = [row for row in every if row["site"] == facts.site and row["method"] in names]
@@ -179,7 +182,10 @@ def _weights(facts: Facts) -> str:
     lines += ["The weights of the others, from one run, say whose models were used most, not who helped:", ""]
     lines += ["| site | weight |", "|---|---|"]
     ordered = sorted(others.items(), key=lambda pair: -pair[1])
-    return "\n".join([*lines, *(f"| {name} | {weight:.3f} |" for name, weight in ordered)])
+    lines += [f"| {name} | {weight:.3f} |" for name, weight in ordered[:MOST_SITES]]
+    if rest := ordered[MOST_SITES:]:
+        lines += ["", f"The {len(rest)} others have {rest[0][1]:.3f} or less each."]
+    return "\n".join(lines)
 
 
 def told() -> list[tuple[str, list[str]]]:

@@ -134,9 +134,14 @@ def table(scored: Iterable[Scored], measures: Sequence[Measure] = CLASSES) -> li
     return rows
 
 
-def overall(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> list[dict[str, Any]]:
-    """One row per method: means over the sites, then over the splits; and how many sites surely gain and lose by it."""
-    rows, rival, found = table(scored, measures), reference(scored), []
+def overall(
+    scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES, rows: Sequence[Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """One row per method: means over the sites, then over the splits; and how many sites surely gain and lose by it.
+
+    ``rows`` is their ``table``, where it was made already: its bootstraps take time.
+    """
+    rows, rival, found = table(scored, measures) if rows is None else rows, reference(scored), []
     for method in dict.fromkeys(s.method for s in scored):
         row: dict[str, Any] = {"method": method}
         for measure in measures:
@@ -282,22 +287,25 @@ def as_dict(
     trained: float = 0.0,
 ) -> dict[str, Any]:
     """Everything, for silo.json."""
-    found = {"sites": table(scored, measures), "overall": overall(scored, measures)}
+    rows = table(scored, measures)
+    found = {"sites": rows, "overall": overall(scored, measures, rows)}
     plain = {
         name: [{k: v._asdict() if isinstance(v, Interval) else v for k, v in row.items()} for row in rows]
         for name, rows in found.items()
     }
     told = {"primary": measures[0].name, "gain over": reference(scored), "alone": list(chosen)}
-    notes = [*doubts(scored, chosen, trained), *who_gains(scored, measures)]
+    notes = [*doubts(scored, chosen, trained), *who_gains(scored, measures, found["overall"])]
     return {**plain, **told, "notes": notes, "runs": [_flat(s) for s in scored]}
 
 
-def who_gains(scored: Sequence[Scored], measures: Sequence[Measure] = CLASSES) -> Iterator[str]:
+def who_gains(
+    scored: Sequence[Scored], measures: Sequence[Measure], methods: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     """One line per method: how many sites surely gain and lose against the best that they can do alone."""
     first, rival = measures[0], reference(scored)
     if rival != ALONE:
         return
-    for row in overall(scored, measures):
+    for row in methods:
         if row["method"] not in ("local", TUNED, PLAIN, ALONE):
             gain = shown(first, row[f"{first.name} gain"], signed=True)
             counts = f"{row['gain']} sites gain, {row['lose']} lose, {row['unclear']} cannot be told"
