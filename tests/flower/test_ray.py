@@ -1,6 +1,8 @@
 """Flower's own simulation, started by Flower's own command, has the bits of the run in one process."""
 
+import os
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +23,8 @@ pytestmark = [
 
 
 def test_a_simulation_by_ray_has_the_same_bits(tmp_path):
-    done = subprocess.run([SCRIPT, tmp_path], capture_output=True, text=True, timeout=1200)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # of the fedapa under test
+    done = subprocess.run([SCRIPT, tmp_path], env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     found, terms = checkpoint.newest(tmp_path / "run" / "checkpoints"), read_agreement(tmp_path / "run").terms
     here = in_process(terms)
