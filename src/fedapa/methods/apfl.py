@@ -56,9 +56,7 @@ class APFL(Method):
     mix: Literal["parameters", "logits"] = hyper("parameters", "what of the two models is mixed", source="paper")
     start: Literal["received", "common"] = hyper("received", "the private model's start: the first w, or everybody's")
 
-    @property
-    def relative_cost(self) -> float:
-        return 2.0  # two models
+    relative_cost = 2.0  # two models
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

@@ -52,9 +52,7 @@ class APPLE(Method):
     decay: Literal["exponential", "cosine"] = hyper("exponential", "how the pull fades", source="authors' code")
     start: Literal["common", "own"] = hyper("common", "cores start from one model or at random (authors' code)")
 
-    @property
-    def relative_cost(self) -> float:
-        return 2.6
+    relative_cost = 2.6
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

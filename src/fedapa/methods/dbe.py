@@ -58,13 +58,12 @@ class DBE(Method):
     train_bias: bool = hyper(True, "train the bias vector; off leaves it at 0")
     keep_first: bool = hyper(False, "keep the models of the initialisation phase", source="paper: discarded")
 
+    needs_head = True
+    relative_cost = 1.9
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.9
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -117,10 +116,6 @@ class DBE(Method):
     def claims(self) -> Claims:
         plain = replace(self, kappa=0.0, train_bias=False, keep_first=True)
         return Claims(regularisers=("kappa",), limits={"fedavg": plain})
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.logits(client, task.features(client, x) + client["b"])

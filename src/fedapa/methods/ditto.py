@@ -51,9 +51,7 @@ class Ditto(Method):
         search="log:0.01..10",
     )
 
-    @property
-    def relative_cost(self) -> float:
-        return 2.1
+    relative_cost = 2.1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

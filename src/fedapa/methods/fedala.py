@@ -64,13 +64,12 @@ class FedALA(Method):
     window: int = hyper(10, "epochs that the spread is taken over", 1, source="authors' code")
     cap: int = hyper(100, "most epochs of the first mixing", 1, source="ours; the authors have none")
 
+    needs_head = True
+    relative_cost = 1.4
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.4
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -95,10 +94,6 @@ class FedALA(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

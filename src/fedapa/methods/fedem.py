@@ -68,13 +68,11 @@ class FedEM(Method):
     )
     shared: Shared = hyper("model", PART, source="paper")
 
+    needs_classes = True  # a mixture of answers is a mixture of distributions over classes
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def needs_classes(self) -> bool:
-        return True  # a mixture of answers is a mixture of distributions over classes
 
     @property
     def relative_cost(self) -> float:

@@ -47,13 +47,10 @@ class FedGH(Method):
     server_batch: int = hyper(1, "pairs of mean and label per step", 1, source="paper; PFLlib: 10")
     server_epochs: int = hyper(1, "passes over the pairs of a round", 0, source="paper")
 
-    @property
-    def needs_classes(self) -> bool:
-        return True
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.1
+    needs_classes = True
+    needs_head = True
+    mixes_architectures = True
+    relative_cost = 1.1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -80,14 +77,6 @@ class FedGH(Method):
                 pairs = slice(k, k + self.server_batch)
                 phi = phi - self.server_lr * slope(task, phi, tail, z[pairs], y[pairs])
         return {"phi": phi}
-
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -61,13 +61,9 @@ class FedPAC(Method):
     head_weight_decay: float = hyper(5e-4, "weight decay of the head's epochs", 0.0, source="authors' code")
     collaborate: bool = hyper(True, "combine the heads; off: everybody keeps their own (ablation)")
 
-    @property
-    def needs_classes(self) -> bool:
-        return True
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.9
+    needs_classes = True
+    needs_head = True
+    relative_cost = 1.9
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -113,10 +109,6 @@ class FedPAC(Method):
             "prototypes": means,
             "counts": seen,
         }
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -61,13 +61,11 @@ class FedPHP(Method):
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
+    relative_cost = 3.4
+
     @property
     def needs_classes(self) -> bool:
         return self.regulariser != "mmd"  # the teacher's answers are softened logits
-
-    @property
-    def relative_cost(self) -> float:
-        return 3.4
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

@@ -52,13 +52,10 @@ class FedProto(Method):
     average: Literal["samples", "clients"] = hyper("samples", "weights within a prototype", source="paper")
     prototypes: Literal["after", "during"] = hyper("after", "features after training or in its last epoch")
 
-    @property
-    def needs_classes(self) -> bool:
-        return True
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.5
+    needs_classes = True
+    needs_head = True
+    mixes_architectures = True
+    relative_cost = 1.5
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -89,14 +86,6 @@ class FedProto(Method):
 
     def claims(self) -> Claims:
         return Claims(regularisers=("lam",), limits={"local": replace(self, lam=0.0)})
-
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

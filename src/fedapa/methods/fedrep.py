@@ -43,13 +43,11 @@ class FedRep(Method):
     )
     extractor_epochs: int = hyper(0, "epochs of the extractor; 0: those of the task", 0, source="paper: 1")
 
+    relative_cost = 3.0
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def relative_cost(self) -> float:
-        return 3.0
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)

@@ -50,9 +50,8 @@ class FedRoD(Method):
     start: Literal["zero", "head"] = hyper("zero", "first private head: 0, or a copy of the shared one (PFLlib)")
     used: Literal["personal", "generic"] = hyper("personal", "the model in use: both heads, or the shared one")
 
-    @property
-    def needs_classes(self) -> bool:
-        return True
+    needs_classes = True
+    needs_head = True
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -72,10 +71,6 @@ class FedRoD(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {**server, "omega": sample_mean(ups, "omega")}
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

@@ -56,17 +56,13 @@ class KNNPer(Method):
     capacity: int = hyper(500, "samples that a client stores", 1, source="ours; the authors store all")
     shared: Shared = hyper("model", SHARED)
 
+    needs_classes = True
+    needs_head = True
+    relative_cost = 1 + 2 / 6  # features are stored twice in two epochs
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def needs_classes(self) -> bool:
-        return True
-
-    @property
-    def relative_cost(self) -> float:
-        return 1 + 2 / 6  # features are stored twice in two epochs
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -88,10 +84,6 @@ class KNNPer(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return mean_part(ups)
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         z = task.features(client, x)

@@ -41,6 +41,9 @@ from fedapa.training.task import Task, task_loss
 class LGFedAvg(Method):
     roles: ClassVar[Roles] = {"n": Role.SAMPLES}
 
+    needs_head = True
+    mixes_architectures = True
+
     @property
     def evaluated(self) -> When:
         return "before"
@@ -61,14 +64,6 @@ class LGFedAvg(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return {"phi": sample_mean(ups, "phi")}
-
-    @property
-    def needs_head(self) -> bool:
-        return True
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -18,6 +18,8 @@ from fedapa.training.task import Task, task_loss
 
 @dataclass(frozen=True)
 class LocalOnly(Method):
+    mixes_architectures = True
+
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
         return {}, {"theta": theta, "phi": phi}
@@ -33,10 +35,6 @@ class LocalOnly(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return server
-
-    @property
-    def mixes_architectures(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -48,13 +48,12 @@ class MOON(Method):
     fine_tune: bool = hyper(False, "the model in use is the one after the client's own epochs")
     shared: Shared = hyper("model", SHARED)
 
+    needs_head = True
+    relative_cost = 5 / 3  # two models more, forward only
+
     @property
     def evaluated(self) -> When:
         return "after" if self.fine_tune else "before"
-
-    @property
-    def relative_cost(self) -> float:
-        return 5 / 3  # two models more, forward only
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -76,10 +75,6 @@ class MOON(Method):
 
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         return mean_part(ups)
-
-    @property
-    def needs_head(self) -> bool:
-        return True
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client, x)

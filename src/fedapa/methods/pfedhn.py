@@ -72,6 +72,8 @@ class PFedHN(Method):
     )
     update: Literal["mean", "one_by_one"] = hyper("mean", "parallel: one step per round, or one per client")
 
+    relative_cost = 1.3
+
     @property
     def evaluated(self) -> When:
         return "before"
@@ -79,10 +81,6 @@ class PFedHN(Method):
     @property
     def schedule(self) -> Schedule:
         return self.order
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.3
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         self._refuse_buffers(task)

@@ -57,13 +57,11 @@ class PFedLA(Method):
     embedding: int = hyper(100, "size of an embedding", 1, source="third-party code")
     hidden: int = hyper(100, "width of the hypernetworks", 1, source="third-party code")
 
+    relative_cost = 1.2
+
     @property
     def evaluated(self) -> When:
         return "before"
-
-    @property
-    def relative_cost(self) -> float:
-        return 1.2
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
