@@ -7,35 +7,53 @@ than two classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 def auc(y: Ints, p: Floats) -> float | None:
     """Area under the ROC curve."""
-    from sklearn.metrics import roc_auc_score
-
-    return _one_against_rest(roc_auc_score, y, p)
+    return _one_against_rest(_roc_area, y, p)
 
 
 def average_precision(y: Ints, p: Floats) -> float | None:
     """Area under the curve of precision and recall, by steps."""
-    from sklearn.metrics import average_precision_score
-
-    return _one_against_rest(average_precision_score, y, p)
+    return _one_against_rest(_precision_area, y, p)
 
 
-def _one_against_rest(area: Callable[[Any, Any], Any], y: Ints, p: Floats) -> float | None:
+def _one_against_rest(area: Callable[[Mask, Floats], float], y: Ints, p: Floats) -> float | None:
+    if not np.isfinite(p).all():
+        raise ValueError("probabilities that are not finite have no order")
     present = [c for c in range(p.shape[1]) if 0 < (y == c).sum() < len(y)]
     if p.shape[1] == 2:
         present = present[-1:]
     areas = [area(y == c, p[:, c]) for c in present]
     return float(np.mean(areas)) if areas else None
+
+
+def _roc_area(hit: Mask, p: Floats) -> float:
+    """Of all pairs of a hit and another row, the share in which the hit has more; equal ones count half."""
+    hits, others = _by_value(hit, p)
+    beaten = others.cumsum() - others / 2
+    return float(hits @ beaten / (hits.sum() * others.sum()))
+
+
+def _precision_area(hit: Mask, p: Floats) -> float:
+    """Precision at every value of p, weighted by the recall that it adds."""
+    hits, others = (counts[::-1] for counts in _by_value(hit, p))
+    return float(hits @ (hits.cumsum() / (hits + others).cumsum()) / hits.sum())
+
+
+def _by_value(hit: Mask, p: Floats) -> tuple[Floats, Floats]:
+    """How many hits and others there are of every value of p, in ascending order."""
+    values, place = np.unique(p, return_inverse=True)
+    counts = [np.bincount(place[rows], minlength=len(values)).astype(np.float64) for rows in (hit, ~hit)]
+    return counts[0], counts[1]
 
 
 def brier(y: Ints, p: Floats) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from fedapa.analysis.personalized_model import predictions
 from fedapa.config.experiment import load_data, task_from
@@ -238,7 +239,8 @@ def fitted(model: Any, x: Floats, y: npt.NDArray[Any], classes: int) -> Callable
     if classes and len(np.unique(y)) < 2:
         return lambda new: np.tile(np.eye(classes)[y[0]], (len(new), 1))
     rows = stream(0, "plain rows").permutation(len(y))[:MOST_ROWS]
-    with warnings.catch_warnings(), threadpool_limits(1):  # threads cost more than they save on a site's rows
+    threads = _threads()
+    with warnings.catch_warnings(), threads.limit(limits=1):
         warnings.simplefilter("ignore")  # a model that does not converge loses on held-out rows
         model.fit(x[rows], y[rows])
     if not classes:
@@ -246,10 +248,17 @@ def fitted(model: Any, x: Floats, y: npt.NDArray[Any], classes: int) -> Callable
 
     def predict(new: Floats) -> Floats:
         p = np.zeros((len(new), classes))
-        p[:, model.classes_] = model.predict_proba(new)
+        with threads.limit(limits=1):
+            p[:, model.classes_] = model.predict_proba(new)
         return p
 
     return predict
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    """Holds models to one thread: more cost more than they save on a site's rows. Looking for them takes long, too."""
+    return ThreadpoolController()
 
 
 def _refit(choice: Choice, client: ClientData, classes: int) -> tuple[Floats, Floats]:
