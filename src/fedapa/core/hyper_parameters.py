@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, fields, is_dataclass
+from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
 from fedapa.errors import InputError
@@ -22,7 +23,7 @@ def hyper(
 
 def check_settings(owner: Any) -> None:
     """Every field of a dataclass is of its type and in its range; InputError names the one that is not."""
-    hints = get_type_hints(type(owner))
+    hints = _hints(type(owner))
     for f in fields(owner):
         _check(type(owner).__name__, f.name, getattr(owner, f.name), hints[f.name], f.metadata)
 
@@ -46,9 +47,14 @@ def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
         raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
 
 
+@lru_cache(maxsize=256)  # annotations are texts, which take long to read
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def describe(kind: type[Any]) -> list[dict[str, Any]]:
     """The settings of a class as rows for listings."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     return [
         {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
         for f in fields(kind)

@@ -151,7 +151,7 @@ class Classification(Objective):
     def measure(self, outputs: Tensor, y: Tensor) -> Sums:
         found: dict[str, tuple[float, float]] = {
             "accuracy": (int((outputs.argmax(1) == y).sum()), len(y)),
-            "loss": total_loss(Classification(), outputs, y),
+            "loss": total_loss(REPORTED, outputs, y),
         }
         if self.score in WHOLE:
             p = np.asarray(self.predictions(outputs.double()).cpu().numpy(), dtype=np.float64)
@@ -218,6 +218,9 @@ def _checked_weights(weights: Any) -> str | tuple[float, ...]:
         hint = "choose none, balanced, or numbers from 0, one per class, such as [1.0, 5.0]"
         raise InputError(f"objective.class_weights is {weights!r}", hint)
     return tuple(float(w) for w in weights)
+
+
+REPORTED = Classification()  # whose loss is reported, whatever is trained with
 
 
 def total_loss(objective: Objective, outputs: Tensor, y: Tensor) -> tuple[float, float]:
