@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 import fedapa.data
 from fedapa.data import datasets, sources
@@ -21,6 +22,14 @@ def test_diabetes_has_numbers_to_predict_and_scaled_columns() -> None:
     assert (float(data.y_train.min()) >= 25, float(data.y_train.max()) <= 346) == (True, True)
     assert np.concatenate([data.x_train, data.x_test]).std(0) == pytest.approx(np.ones(10), abs=0.01)
     assert (set(data.mean), set(data.std)) == ({0.0}, {1.0})
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_digits_are_those_of_scikit_learn_wherever_its_file_is(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    for mine, theirs in zip(digits._read.__wrapped__(), load_digits(return_X_y=True), strict=True):
+        assert np.array_equal(mine, theirs)
 
 
 def test_digits_are_complete_scaled_and_split_by_a_fixed_rule() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy  # whose parts are loaded when they are used; stats takes a second
 
 from fedapa.core.ranking import auc as auc
 
@@ -53,7 +53,7 @@ def interval(
     mean, sd = _moments(values)
     if (error := _error(values, overlap)) is None:
         return Interval(mean, sd, None, None)
-    half = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
+    half = float(scipy.stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
     return Interval(mean, sd, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
 
 
@@ -61,7 +61,7 @@ def paired_p(gaps: Sequence[float], overlap: float = 0.0) -> float | None:
     """Two-sided p of the paired t-test over one gap per allocation; ``overlap`` as in ``interval``."""
     if (error := _error(gaps, overlap)) is None:
         return None
-    return float(2 * stats.t.sf(abs(_moments(gaps)[0]) / error, len(gaps) - 1))
+    return float(2 * scipy.stats.t.sf(abs(_moments(gaps)[0]) / error, len(gaps) - 1))
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float | None]:
@@ -95,8 +95,8 @@ def exact(correct: npt.ArrayLike, total: npt.ArrayLike, level: float = 0.95) -> 
     """
     right, rows = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
     alpha = 1 - level
-    low = np.where(right > 0, stats.beta.ppf(alpha / 2, right, rows - right + 1), 0.0)
-    high = np.where(right < rows, stats.beta.ppf(1 - alpha / 2, right + 1, rows - right), 1.0)
+    low = np.where(right > 0, scipy.stats.beta.ppf(alpha / 2, right, rows - right + 1), 0.0)
+    high = np.where(right < rows, scipy.stats.beta.ppf(1 - alpha / 2, right + 1, rows - right), 1.0)
     enough = rows >= FEWEST_ROWS
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
@@ -141,7 +141,7 @@ def own_accuracy(y: Ints, p: Floats) -> Interval:
 def ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
     """``scores[method]`` holds one accuracy per scenario, in the same order for every method."""
     table = np.array([list(row) for row in scores.values()]).T  # [scenarios, methods]
-    order = np.array([stats.rankdata(-row) for row in table])
+    order = np.array([scipy.stats.rankdata(-row) for row in table])
     enough = table.shape[0] > 1 and table.shape[1] > 2
-    p = float(stats.friedmanchisquare(*table.T).pvalue) if enough and np.ptp(order) > 0 else None
+    p = float(scipy.stats.friedmanchisquare(*table.T).pvalue) if enough and np.ptp(order) > 0 else None
     return Ranks(dict(zip(scores, order.mean(0).tolist(), strict=True)), p)
