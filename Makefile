@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help docs coverage test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check format bench parity clean
+.PHONY: help docs coverage test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check lint types tests format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -18,15 +18,20 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/fedapa/training
 demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 	$(BIN)/fedapa demo
 
-test: check browser ## all checks and all tests
-	$(BIN)/pytest -n $(WORKERS)
+test: ## all checks and all tests; what needs one core runs beside something else
+	@$(MAKE) --no-print-directory -j 2 lint browser
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+tests: $(READY)
+	$(BIN)/python -m compileall -q src  # for the processes that tests start, also where PYTHONDONTWRITEBYTECODE is set
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 docs: $(READY) ## build the documentation as a site that needs no network: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 coverage: $(READY) ## all tests again with coverage; fails below the floor of pyproject.toml
-	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
 	$(BIN)/python tests/mutants/mutate.py --workers $(WORKERS) $(MUTANTS)
@@ -71,9 +76,13 @@ bench: $(READY) ## measure the engines against a plain loop, on an otherwise idl
 parity: $(READY) ## compare with the released FedAPA code and PFLlib in lockstep: AUTHORS=dir PFLLIB=dir, two git clones
 	$(BIN)/python tests/parity/parity_table.py --authors "$(AUTHORS)" --pfllib "$(PFLLIB)" --page docs/parity.md
 
-check: $(READY) ## lint, types and the direction of imports
+check: lint types ## lint, types and the direction of imports
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
