@@ -23,7 +23,6 @@ from fedapa.training.local import Engine, Job, Local, Loss, Pass, Plain, Trained
 from fedapa.training.model import build_model
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task, proximal, task_loss
-from fedapa.verify import LAWS
 from fedapa.verify.case import Case, Outcome
 from fedapa.verify.laws import _gap, _same
 
@@ -63,16 +62,6 @@ def test_three_workers_are_one_worker(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(vmap_engine, "LARGEST", 2)  # so that there is more than one cohort to share out
     case = Case(make(name), engine="vmap")
     _same(case.run(), case.run(workers=3), "one worker and three workers")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_resume_is_exact(name: str) -> None:
-    LAWS["resume-is-exact"](Case(make(name), engine="vmap"))
-
-
-@pytest.mark.parametrize("law", [law for law in LAWS if law not in ("engines-agree", "resume-is-exact")])
-def test_the_other_laws_hold_for_fedapa(law: str) -> None:
-    LAWS[law](Case(make("fedapa"), engine="vmap"))
 
 
 # ----------------------------------------------------------------------------------------------- training together

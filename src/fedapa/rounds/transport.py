@@ -201,10 +201,13 @@ class InProcess:
 
     def _visit(self, requests: Sequence[Request]) -> list[Reply]:
         """Visit one client, or several that are trained together."""
-        reseed(self.task, self.seed, requests[0])
-        ends = play_together([partial(self._visit_one, request) for request in requests])
+        ends = self._play(requests)
         self._pending.update({r.client: end[0] for r, end in zip(requests, ends, strict=True) if r.train})
         return [reply for _, reply in ends]
+
+    def _play(self, requests: Sequence[Request]) -> list[tuple[Record, Reply]]:
+        reseed(self.task, self.seed, requests[0])
+        return play_together([partial(self._visit_one, request) for request in requests])
 
     def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
         data, record = self.data.clients[request.client], self._records[request.client]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedapa.core.tree import Tree, clone
+from fedapa.core.tree import Tree, clone, digest
 from fedapa.data.federated import Federated, Split, from_arrays
 from fedapa.errors import InputError
 from fedapa.methods.method import Method, Schedule
@@ -32,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 ROUNDS, CLASSES = 4, 3
 SIZES = (40, 23, 31, 7)
 TOKENS = 10
+KEPT = 256  # cases whose visits are kept: laws of a method have many in common, and so have methods with their limits
 SAMPLES = ((False, False), (True, False), (False, True))  # images, tokens: what a user's model is tried on
 
 
@@ -116,6 +117,11 @@ class Case:
         """What a client receives and sends in its first rounds."""
         return self.expected.exchanges(3)
 
+    @cached_property
+    def known_visits(self) -> dict[Any, list[tuple[Record, Reply]]]:
+        """What is known of visits of equal cases; a user's model may have changed since, so only of this one."""
+        return {} if self.model else _known_visits(self)
+
     def plan(self, rounds: int = ROUNDS) -> Plan:
         return Plan(rounds, (0.5, 1.0), self.schedule, seed=7)
 
@@ -123,8 +129,10 @@ class Case:
         return replace(self, method=method)
 
     def transport(self, workers: int = 1) -> InProcess:
-        _, client = loop.start(self.method, self.task, 7)
-        return InProcess(self.method, self.task, self.data, 7, client, workers)
+        return InProcess(self.method, self.task, self.data, 7, self._client(), workers)
+
+    def _client(self) -> Tree:
+        return loop.start(self.method, self.task, 7)[1]
 
     def context(self, transport: InProcess, plan: Plan) -> Context:
         return Context(self.method, self.task, transport, plan, self.expected)
@@ -144,17 +152,21 @@ class Case:
         end = loop.run(self.context(transport, self.plan(rounds)), begin, lambda log, _: logs.append(log))
         return Outcome(end.server, transport.records(), logs)
 
+    def after(self, rounds: int) -> Outcome:
+        """The undisturbed run after some rounds, with the visits that are known already."""
+        return self.run(rounds, transport=Remembering.on(self))
+
     @lru_cache(maxsize=4)  # noqa: B019 - cases are short-lived
     def usual(self) -> Outcome:
         """The undisturbed run that others are compared with."""
-        return self.run()
+        return self.after(ROUNDS)
 
     def local(self, i: int, t: int, record: Record) -> Local:
         return Local(self.task, i, t, 7, self.data.clients[i].train, record.memory)
 
     def visits(self, ids: Sequence[int] = (0, 1, 2), rounds: int = 2) -> tuple[Tree, list[Tree], list[Tree]]:
         """A server that has seen some rounds, what it sends to ``ids`` next and what they answer."""
-        done = self.run(rounds)
+        done = self.after(rounds)
         downs = [self.method.send(self.task, done.server, i) for i in ids]
         ups = []
         for i, down in zip(ids, downs, strict=True):
@@ -164,19 +176,51 @@ class Case:
         return done.server, downs, ups
 
 
-class Tampering(InProcess):
-    """The in-process transport, with a hook on its replies: drop them, shuffle them, damage them."""
+class Remembering(InProcess):
+    """The in-process transport; a visit that an equal case has made is not made again.
+
+    What a visit leaves behind depends on what it is given (the third law), so the runs of a case that differ in what
+    the server does with replies share the visits up to the difference. Runs whose visits are in question play them.
+    """
+
+    known: dict[Any, list[tuple[Record, Reply]]]
+
+    @classmethod
+    def on(cls, case: Case) -> Self:
+        made = cls(case.method, case.task, case.data, 7, case._client(), 1)
+        made.known = case.known_visits
+        return made
+
+    def _play(self, requests: Sequence[Request]) -> list[tuple[Record, Reply]]:
+        key = tuple(self._given(request) for request in requests)
+        if key not in self.known:
+            self.known[key] = [_copied(end) for end in super()._play(requests)]
+        return [_copied(end) for end in self.known[key]]
+
+    def _given(self, request: Request) -> tuple[Any, ...]:
+        record = self._records[request.client]
+        return (*request._replace(down=None), *map(digest, (request.down(), record.state, record.memory)))  # type: ignore[arg-type]
+
+
+def _copied(end: tuple[Record, Reply]) -> tuple[Record, Reply]:
+    """With tensors of its own, so that no method changes what is known."""
+    (state, memory), reply = end
+    return Record(clone(state), clone(memory)), reply._replace(up=None if reply.up is None else clone(reply.up))
+
+
+@lru_cache(maxsize=KEPT)
+def _known_visits(case: Case) -> dict[Any, list[tuple[Record, Reply]]]:
+    return {}
+
+
+class Tampering(Remembering):
+    """The same with a hook on its replies: drop them, shuffle them, damage them."""
 
     def tamper(self, replies: list[Reply]) -> list[Reply]:
         return replies
 
     def exchange(self, requests: Sequence[Request]) -> Iterator[Reply]:
         yield from self.tamper(list(super().exchange(requests)))
-
-    @classmethod
-    def on(cls, case: Case) -> Tampering:
-        plain = case.transport()
-        return cls(plain.method, plain.task, plain.data, plain.seed, plain.records()[0].state, 1)
 
 
 def _model(images: bool, norm: bool, outputs: int) -> nn.Sequential:

@@ -25,7 +25,7 @@ from fedapa.training.engines.native import available
 from fedapa.training.local import Local, Loss
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task
-from fedapa.verify.case import ROUNDS, Broken, Case, Outcome, Tampering
+from fedapa.verify.case import ROUNDS, Broken, Case, Outcome, Remembering, Tampering
 
 JUMP = 2e-2  # the same for uploads that are rounded, where the engines' last digits decide between two steps
 TOLERANCE = 2e-4  # between engines and orders, after ROUNDS rounds of the small federation
@@ -59,7 +59,7 @@ def _knows(case: Case, engine: Engine) -> bool:
 
 
 def _engine_gap(case: Case, engine: Engine) -> float:
-    plain, other = (replace(case, engine=name).run(2) for name in ("torch", engine))
+    plain, other = (replace(case, engine=name).after(2) for name in ("torch", engine))
     gap = _gap(plain, other)
     if not gap < (JUMP if case.method.claims().jumps else TOLERANCE):
         raise Broken(f"torch and {engine} engines differ by {gap:.2g} after 2 rounds (allowed {TOLERANCE:g})")
@@ -68,13 +68,14 @@ def _engine_gap(case: Case, engine: Engine) -> float:
 
 def resume_is_exact(case: Case) -> str:
     """2. Stopping after any round and going on from the checkpoint changes no bit."""
-    whole = case.usual()
+    whole, visits = case.usual(), dict[Any, Any]()  # resumed runs share visits with each other, none with the whole one
     for stop in range(1, ROUNDS):
-        first = case.run(stop)
+        first = case.after(stop)
         with tempfile.TemporaryDirectory() as folder:
             state = State(stop, first.server, _last(first))
             read = checkpoint.read(checkpoint.write(Path(folder), Checkpoint(state, first.records)))
-        transport = case.transport()
+        transport = Remembering.on(case)
+        transport.known = visits
         transport.restore(read.records)
         resumed = case.run(transport=transport, state=read.state)
         _same(whole, resumed, f"an uninterrupted run and one resumed after round {stop}")
@@ -83,7 +84,7 @@ def resume_is_exact(case: Case) -> str:
 
 def functions_are_pure(case: Case) -> str:
     """3. No function changes its arguments or answers differently the second time; no client touches another's."""
-    method, task, done = case.method, case.task, case.run(2)
+    method, task, done = case.method, case.task, case.after(2)
     down = _twice("send", lambda: method.send(task, done.server, 0), done.server)
     before = clone(done.records[0].state)
 
@@ -134,11 +135,11 @@ def everything_trainable_moves(case: Case) -> str:
     claims = case.method.claims()
     for name in claims.regularisers:
         weaker = case.with_method(replace(case.method, **{name: 0.0}))
-        gap = _gap(case.usual(), weaker.run())
+        gap = _gap(case.usual(), weaker.usual())
         if not gap > 1e-7:
             value = getattr(case.method, name)
             raise Broken(f"{name} = {value} and {name} = 0 train the same models (within {gap:.2g})")
-    start, end = case.run(1).server, case.usual().server
+    start, end = case.after(1).server, case.usual().server
     first = case.method.init(case.task, 7)[0]
     stuck = [k for k in end if digest({k: first[k]}) == digest({k: end[k]}) == digest({k: start[k]})]
     if stuck := [k for k in stuck if k not in claims.resting]:
@@ -166,7 +167,7 @@ def server_step_descends(case: Case) -> str:
 
 def what_was_sent_arrives(case: Case) -> str:
     """7. The client starts from the tensors that the server sent, and every one of them matters."""
-    done = case.run(2)
+    done = case.after(2)
     down = case.method.send(case.task, done.server, 0)
     plain, starts = _visit(case, done, down)
     for name, leaf in down.items():
@@ -189,7 +190,7 @@ def limits_are_met(case: Case) -> str:
         return "checked under the parallel schedule"
     limits = case.method.claims().limits
     for name, variant in limits.items():
-        one, other = case.with_method(variant).run(), case.with_method(make(name)).run()
+        one, other = case.with_method(variant).usual(), case.with_method(make(name)).usual()
         for i, (mine, theirs) in enumerate(zip(one.records, other.records, strict=True)):
             gap = max(float((mine.state[k] - theirs.state[k]).abs().max()) for k in ("theta", "phi"))
             if not gap < 1e-5:
@@ -344,7 +345,7 @@ def _check_same_shape(what: str, one: Tree, other: Tree) -> None:
 def _check_others_untouched(case: Case) -> None:
     transport = case.transport()
     case.run(1, transport=transport)
-    log = case.run(1).logs[0]
+    log = case.after(1).logs[0]
     start = case.transport().records()
     for i, record in enumerate(transport.records()):
         if i not in log.trained and digest(record.state) != digest(start[i].state):
