@@ -23,9 +23,14 @@ def hyper(
 
 def check_settings(owner: Any) -> None:
     """Every field of a dataclass is of its type and in its range; InputError names the one that is not."""
-    hints = _hints(type(owner))
+    hints = _hints(owner.__class__)
     for f in fields(owner):
         _check(type(owner).__name__, f.name, getattr(owner, f.name), hints[f.name], f.metadata)
+
+
+@lru_cache(maxsize=256)  # annotations are texts, which take long to read
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
@@ -47,14 +52,9 @@ def _check(owner: str, name: str, value: Any, hint: Any, meta: Any) -> None:
         raise InputError(f"{owner}.{name} is {value!r}", "it must be a number")
 
 
-@lru_cache(maxsize=256)  # annotations are texts, which take long to read
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def describe(kind: type[Any]) -> list[dict[str, Any]]:
     """The settings of a class as rows for listings."""
-    hints = _hints(kind)
+    hints = get_type_hints(kind)
     return [
         {"name": f.name, "default": f.default, "type": _type_name(hints[f.name]), **dict(f.metadata)}
         for f in fields(kind)
