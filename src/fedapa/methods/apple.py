@@ -54,7 +54,7 @@ class APPLE(Method):
     decay: Literal["exponential", "cosine"] = hyper("exponential", "how the pull fades", source="authors' code")
     start: Literal["common", "own"] = hyper("common", "cores start from one model or at random (authors' code)")
 
-    relative_cost = 2.6
+    relative_cost = 1.4
     revision = 1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:

@@ -61,7 +61,7 @@ class DBE(Method):
     keep_first: bool = hyper(False, "keep the models of the initialisation phase", source="paper: discarded")
 
     needs_head = True
-    relative_cost = 1.9
+    relative_cost = 1.1
     revision = 1
 
     @property

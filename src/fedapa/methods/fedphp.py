@@ -63,7 +63,7 @@ class FedPHP(Method):
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
-    relative_cost = 3.4
+    relative_cost = 1.3
     revision = 1
 
     @property

@@ -57,7 +57,7 @@ class FedProto(Method):
     needs_classes = True
     needs_head = True
     mixes_architectures = True
-    relative_cost = 1.5
+    relative_cost = 1.3
     revision = 1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
