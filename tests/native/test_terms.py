@@ -203,6 +203,16 @@ def test_several_steps_are_those_of_the_torch_engine(name: str, tasks: tuple[Tas
             assert distance(one[k], other[k]) < 2e-4, k
 
 
+def test_velocity_of_the_extra_vector_carries_over(tasks: tuple[Task, Task]) -> None:
+    case, rule = shifted(tasks[0]), Rule(0.9)
+    loss, params, given, _ = case
+    a, b = torch.arange(9), torch.arange(9, 25)
+    both, first = (train(job(tasks[0], case, batches, rule=rule)) for batches in ([a, b], [a]))
+    moved = (loss, {k: first.params[k] for k in params}, given, {"m": first.params["m"]})
+    second = train(job(tasks[0], moved, [b], rule=rule, velocity=first.velocity))
+    assert all(torch.equal(both.params[k], v) for k, v in second.params.items())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_changes_none_of_its_arguments(name: str, tasks: tuple[Task, Task]) -> None:
     one = job(tasks[0], CASES[name](tasks[0]), [torch.arange(9)], rule=Rule(0.9))
