@@ -487,6 +487,15 @@ def test_nan_in_a_term_is_refused_at_the_first_batch(changes: dict[str, Any]) ->
         call(**changes)
 
 
+def test_a_frozen_extra_vector_stays() -> None:
+    b = torch.ones(D)
+    found = [call(terms=Terms(shift=1.0), extra=b, lr_extra=0.1, freeze_extra=frozen).extra for frozen in (True, False)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert torch.equal(found[0], b)
+    assert not torch.equal(found[1], b)
+
+
 def test_a_large_batch_after_a_small_one_fits_its_buffers() -> None:
     """One workspace serves calls of any size, one after another."""
     f, h = network(CIFAR, 10)
