@@ -238,7 +238,8 @@ def _identity(method: Method, task: Task, plan: Plan, client: Tree) -> dict[str,
     parts = {"method": method, "training": task.training, "plan": plan, "objective": task.objective}
     told = {name: repr(part) for name, part in parts.items()} | {SETTINGS: settings_to_json(**parts)}
     scores = json.dumps(scores_to_json(task.objective.scores))
-    return {**told, "scores": scores, "start": digest(client)[:16], "engine": task.engine, "numerics": str(NUMERICS)}
+    numbers = {"numerics": str(NUMERICS), "revision": str(method.revision)}
+    return {**told, "scores": scores, "start": digest(client)[:16], "engine": task.engine, **numbers}
 
 
 def wire(method: Method, task: Task, sample: Tensor) -> tuple[Tree, Tree]:

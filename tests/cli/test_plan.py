@@ -111,7 +111,7 @@ def test_the_limit_is_for_all_methods_together(fedapa: Call, small: Path, tmp_pa
 
 def test_relative_costs_follow_settings() -> None:
     assert make("fedem", components=6).relative_cost == 2 * make("fedem", components=3).relative_cost
-    assert make("fedphp+ema").relative_cost == make("fedphp").relative_cost == 3.4
+    assert make("fedphp+ema").relative_cost == make("fedphp").relative_cost == 1.3
     assert make("local").relative_cost == 1.0
 
 

@@ -90,6 +90,10 @@ CHEATS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda top: sql(one(top), "UPDATE meta SET value = '1' WHERE key = 'numerics'"),
         "numerics version 1",
     ),
+    "another revision": (
+        lambda top: sql(one(top), "UPDATE meta SET value = '3' WHERE key = 'revision'"),
+        "revision 3 of the method's numbers, not 0",
+    ),
     "more clients": (
         lambda top: (top / "board.toml").write_text(BOARD.replace("clients = 4", "clients = 3")),
         "data.clients is 4, the board has 3",

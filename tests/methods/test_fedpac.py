@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 
 from fedapa.core.tree import count_bytes, distance
 from fedapa.data.federated import Split
-from fedapa.methods.fedpac import FedPAC, aligned, combination, statistics
+from fedapa.methods.fedpac import FedPAC, combination, statistics
+from fedapa.methods.fedproto import attracted
 from fedapa.training.task import Batch
 
 torch.set_num_threads(1)
@@ -91,8 +92,8 @@ def test_both_phases_by_plain_autograd():
 def test_the_pull_has_a_gradient_and_is_off_before_there_are_prototypes():
     task, data = make_task(), make_data()[0]
     server, client = FedPAC().init(task, 0)
-    given = {"phi": client["phi"], "target": torch.ones(3, 64)}
-    loss = [aligned(task, {"theta": client["theta"] + e}, Batch(*data), {**given, "lam": torch.tensor(lam)})
+    given = {"phi": client["phi"], "target": torch.ones(3, 64), "present": torch.ones(3)}
+    loss = [attracted(task, {"theta": client["theta"] + e}, Batch(*data), {**given, "lam": torch.tensor(lam)})
             for lam in (0.0, 1.0) for e in (-1e-2, 1e-2)]  # fmt: skip
     assert abs(float((loss[3] - loss[2]) - (loss[1] - loss[0]))) > 1e-3
     weak, strong = (visit(FedPAC(lam=lam), task, server, client, 0)[0] for lam in (0.0, 5.0))

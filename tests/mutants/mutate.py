@@ -6,6 +6,8 @@ killed    the named tests failed (pytest's exit code 1), as they should
 survived  they passed: a bug of this kind would not be noticed
 broken    anything else: the text is not in the source exactly once, nothing was collected, or time ran out
 
+A change of the C++ kernel is compiled for AVX2, which takes some seconds.
+
     python tests/mutants/mutate.py --workers 2 --only fedala
 """
 
@@ -18,6 +20,7 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +38,7 @@ SECONDS = 300  # more than this for the tests of one mutant means that it hangs
 # Large libraries are loaded once: the processes that run tests are forked from one that has them.
 PROCESSES = multiprocessing.get_context("forkserver")
 LIBRARIES = ["torch", "scipy.stats", "scipy.optimize", "hypothesis", "pytest", "sklearn.metrics", "pydantic"]
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=fast", "-mavx2", "-mfma", "-Wno-psabi", "-fPIC", "-shared"]
 VERDICTS = {0: "survived", 1: "killed"}  # by pytest's exit code
 FAILED = 3  # pytest's exit code of an error that is no test's
 
@@ -70,7 +74,7 @@ def find_fault(mutant: Mutant, root: Path) -> str | None:
     text = path.read_text()
     if (count := text.count(mutant.old)) != 1:
         return f"its old text is in {mutant.file} {count} times, not once"
-    if not _is_other_code(text, text.replace(mutant.old, mutant.new)):
+    if path.suffix == ".py" and not _is_other_code(text, text.replace(mutant.old, mutant.new)):
         return "its new text is no other program"
     return next((fault for test in mutant.tests if (fault := _fault_of_test(test, root))), None)
 
@@ -102,7 +106,7 @@ class Copy:
         if fault := find_fault(mutant, self.root):
             return Outcome(mutant, "broken", fault, 0.0)
         begin = time.perf_counter()
-        with self._changed(mutant):
+        with self._changed(mutant), self._rebuilt(mutant):
             code, told = self.test(mutant.tests)
         return Outcome(mutant, VERDICTS.get(code, "broken"), told, time.perf_counter() - begin)
 
@@ -127,6 +131,23 @@ class Copy:
         finally:
             path.write_text(text)
             os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+    @contextmanager
+    def _rebuilt(self, mutant: Mutant) -> Iterator[None]:
+        """The kernel's library from changed C++, quickly compiled; the one of the source afterwards."""
+        source = self.src / mutant.file
+        if source.suffix != ".cpp":
+            yield
+            return
+        (library,) = source.parent.glob("_avx2.*")
+        kept = library.read_bytes()
+        library.unlink()  # a process that has it open keeps its own
+        try:
+            subprocess.run(["g++", *FLAGS, str(source), "-o", str(library)], check=True)
+            yield
+        finally:
+            library.unlink(missing_ok=True)
+            library.write_bytes(kept)
 
 
 def run_pytest(root: Path, folder: Path, tests: Sequence[str]) -> None:

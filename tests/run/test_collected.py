@@ -45,6 +45,14 @@ def test_older_numbers_that_come_later_replace_nothing() -> None:
     assert told(collected.merged([row("a", 0, "kept")], [row("a", 1, "late", numerics=1)])) == [("a", 0, "kept")]
 
 
+def test_a_newer_revision_of_a_method_replaces_its_older_numbers_alone() -> None:
+    newer = row("a", 1, "new")
+    newer["provenance"]["revision"] = 1
+    earlier = [row("a", 0, "old"), row("a", 1, "old"), row("b", 0, "old")]
+    assert told(collected.merged(earlier, [newer])) == [("a", 1, "new"), ("b", 0, "old")]
+    assert told(collected.merged([newer], earlier)) == [("a", 1, "new"), ("b", 0, "old")]
+
+
 def test_one_row_of_a_table_has_one_config() -> None:
     earlier = [row("a", 0, "old"), row("a", 1, "old")]
     assert told(collected.merged(earlier, [row("a", 0, "new", config="d")])) == [("a", 0, "new")]
@@ -108,7 +116,7 @@ def test_long_experiments_go_on_from_collected_results(grid: Path, tmp_path: Pat
     assert not (tmp_path / "third").exists()
 
 
-@pytest.mark.parametrize("other", ["config", "numerics", "partition", "status"])
+@pytest.mark.parametrize("other", ["config", "numerics", "revision", "partition", "status"])
 def test_a_collected_run_counts_only_if_it_is_the_same(other: str, grid: Path, tmp_path: Path, fedapa: Call) -> None:
     assert fedapa("sweep", grid, "--out", tmp_path / "out", "--only", "few/local*").code == 0
     path = tmp_path / "out" / "results.json"
@@ -121,7 +129,7 @@ def test_a_collected_run_counts_only_if_it_is_the_same(other: str, grid: Path, t
     whole = json.loads(path.read_text())
     (run,) = whole["runs"]
     place = run if other in ("partition", "status") else run["provenance"]
-    place[other] = NUMERICS - 1 if other == "numerics" else "another"
+    place[other] = {"numerics": NUMERICS - 1, "revision": 1}.get(other, "another")
     path.write_text(json.dumps(whole))
     assert planned() == "planned"
 

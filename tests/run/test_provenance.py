@@ -22,6 +22,7 @@ from fedapa.analysis.run_reader import gather
 from fedapa.config.experiment import config_hash, execute, lay_out, method_from, single
 from fedapa.config.load import load
 from fedapa.config.sections import Config
+from fedapa.methods.catalogue import METHODS, make
 from fedapa.store import provenance, run_db
 from fedapa.version import NUMERICS
 
@@ -224,6 +225,50 @@ def test_a_run_of_another_numerics_version_is_not_resumed(
     assert "hint: run it again in a new folder, or finish it with fedapa" in answer.err
     assert meta(run)["commit"] in answer.err
     assert run_db.numbers(run / "run.db") == before
+
+
+def test_every_revision_of_a_method_is_explained() -> None:
+    (page,) = (ROOT / "docs" / "decisions").glob("*-numerics-version.md")
+    rows = re.findall(r"^\| ([A-Z][^|]*) \| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {name: int(number) for names, number in rows for name in names.split(", ")}
+    raised = {entry.title: found for name, entry in METHODS.items() if (found := make(name).revision)}
+    assert told == raised
+
+
+def test_a_wrapper_has_the_revision_of_the_method_inside() -> None:
+    assert make("fedproto+quantised").revision == make("fedproto").revision > make("fedavg+quantised").revision == 0
+
+
+def test_a_run_of_another_revision_of_its_method_is_not_resumed(small: Path, tmp_path: Path, fedapa: Call) -> None:
+    out = tmp_path / "out"
+    assert fedapa("run", small, "--out", out, "--method", "local").code == 0
+    (run,) = out.iterdir()
+    write_meta(run, "UPDATE meta SET value = 'running' WHERE key = 'status'")
+    assert fedapa("resume", out).code == 0
+    write_meta(run, "UPDATE meta SET value = 'running' WHERE key = 'status'",
+               "UPDATE meta SET value = '7' WHERE key = 'revision'")  # fmt: skip
+    answer = fedapa("resume", out)
+    assert answer.code == 2
+    assert "begun under revision 7 of this method's numbers; this is revision 0" in answer.err
+    assert "hint: run it again in a new folder, or finish it with fedapa" in answer.err
+    write_meta(run, "DELETE FROM meta WHERE key = 'revision'")  # as before it was kept
+    assert fedapa("resume", out).code == 0
+
+
+def test_revisions_in_one_mean_are_told_and_pairs_do_not_need_the_same(
+    small: Path, tmp_path: Path, fedapa: Call
+) -> None:
+    out = tmp_path / "out"
+    assert fedapa("run", small, "--out", out, "--set", "seeds=[0, 1]").code == 0
+    for run in ("local-seed0", "local-seed1"):
+        write_meta(out / run, "UPDATE meta SET value = '1' WHERE key = 'revision'")
+    answer = fedapa("compare", out, "--format", "json")
+    assert "revision" not in answer.err
+    rows = {row["method"]: row for row in json.loads(answer.out)["methods"]}
+    assert rows["fedapa"]["gain"] is not None
+    write_meta(out / "local-seed1", "UPDATE meta SET value = '0' WHERE key = 'revision'")
+    note = "runs of different revisions of a method's numbers are in one mean (local: 0 and 1)"
+    assert note in fedapa("compare", out, "--format", "json").err
 
 
 def test_runs_of_different_numerics_versions_are_named_and_not_paired(

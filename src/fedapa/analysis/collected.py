@@ -20,13 +20,13 @@ class Key(NamedTuple):
     label: str
     seed: int
     config: str
-    numerics: int
+    numbers: tuple[int, int]  # numerics version, and the revision of the method's own numbers
     partition: str
 
 
 def key(row: Row) -> Key:
     found = provenance.from_dict(row.get("provenance", {}))
-    return Key(row["scenario"], row["label"], row["seed"], found.config, found.numerics, row["partition"])
+    return Key(row["scenario"], row["label"], row["seed"], found.config, found.numbers, row["partition"])
 
 
 def read(path: Path, part: str = "runs") -> list[Row]:
@@ -50,8 +50,8 @@ def keys(paths: Iterable[Path]) -> set[Key]:
 def merged(earlier: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     """Both, a new run in place of the earlier one of its scenario, method and seed.
 
-    A scenario and method is one row of a table, a mean over seeds. Its runs are therefore of one numerics version, the
-    newest there is, and of one config, that of its new runs.
+    A scenario and method is one row of a table, a mean over seeds. Its runs are therefore of one numerics version and
+    revision, the newest there is, and of one config, that of its new runs.
     """
     cells: dict[tuple[str, str], list[Row]] = {}
     for row in (*new, *earlier):
@@ -62,8 +62,8 @@ def merged(earlier: Sequence[Row], new: Sequence[Row]) -> list[Row]:
 
 def _one_kind(cell: Sequence[Row]) -> list[Row]:
     """The runs of a cell, the new ones first, that one mean may be taken of; one per seed."""
-    newest = max(key(row).numerics for row in cell)
-    alike = [row for row in cell if key(row).numerics == newest]
+    newest = max(key(row).numbers for row in cell)
+    alike = [row for row in cell if key(row).numbers == newest]
     first = {row["seed"]: row for row in reversed(alike) if key(row).config == key(alike[0]).config}
     return list(first.values())
 

@@ -162,7 +162,7 @@ def _cost_of_attack(run: RunResult, runs: Sequence[RunResult]) -> float | None:
 
 
 def _setting(run: RunResult) -> tuple[Any, ...]:
-    return run.label, run.seed, run.partition, run.rounds, run.provenance.numerics
+    return run.label, run.seed, run.partition, run.rounds, run.provenance.numbers
 
 
 def _mean(values: Sequence[float] | Floats) -> float:

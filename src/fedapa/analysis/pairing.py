@@ -20,7 +20,9 @@ def opponent(run: RunResult, runs: Sequence[RunResult], rival: str) -> RunResult
     """
     found = [o for o in runs if (o.label, o.partition) == (rival, run.partition) and len(o.counts) == len(run.counts)]
     found = [o for o in found if o.provenance.numerics == run.provenance.numerics and o.score.name == run.score.name]
-    found.sort(key=lambda o: (o.scenario != run.scenario, o.seed != run.seed, o.status != "finished"))
+    found.sort(
+        key=lambda o: (o.scenario != run.scenario, o.seed != run.seed, o.status != "finished", -o.provenance.revision)
+    )
     return found[0] if found else None
 
 

@@ -82,8 +82,10 @@ def site_notes(runs: Sequence[RunResult]) -> list[str]:
 
 
 def mixed(runs: Sequence[RunResult]) -> str:
-    """A note where runs of different numerics versions come together; else empty."""
-    return provenance.by_numerics((run.label, run.provenance.numerics) for run in runs)
+    """A note where runs of different numerics versions, or revisions of one method, come together; else empty."""
+    versions = provenance.by_numerics((run.label, run.provenance.numerics) for run in runs)
+    revisions = provenance.by_revision((run.label, run.provenance.numbers) for run in runs)
+    return "; ".join(note for note in (versions, revisions) if note)
 
 
 def as_dicts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

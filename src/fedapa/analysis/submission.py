@@ -66,6 +66,8 @@ def _faults(run: RunResult, board: Config) -> Iterable[str]:
         yield f"the run is {run.status}, not finished"
     if run.provenance.numerics != NUMERICS:
         yield f"it was made under numerics version {run.provenance.numerics}, not {NUMERICS}"
+    if run.provenance.revision != (now := method_from(config, run.label).revision):
+        yield f"it was made under revision {run.provenance.revision} of the method's numbers, not {now}"
     mine, theirs = what_counts(config), what_counts(board.model_copy(update={"methods": config.methods[:1]}))
     yield from (_difference(name, mine, theirs) for name in SAME if mine.get(name) != theirs.get(name))
     data = _data(board, run.seed)

@@ -13,7 +13,7 @@ from fedapa.bench.fixtures import MODEL, How
 from fedapa.bench.side_by_side import Row, spread
 from fedapa.data.federated import Federated
 from fedapa.data.sources import is_present
-from fedapa.methods.fedapa import FedAPA
+from fedapa.methods.catalogue import make
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result, make_task, simulate
 from fedapa.training.architectures.small import lenet5
@@ -33,28 +33,28 @@ def channels_last(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class Agreement(NamedTuple):
-    """Relative distances of Θ, and the gap of the accuracies in points, after the last round."""
+    """Relative distances of all clients' θ, and the gap of the accuracies in points, after the last round."""
 
     native: float
     layouts: float
     gap: float
 
 
-def agreement(data: Federated, seed: int) -> Agreement:
-    plain = _play(data, seed, MODEL, "torch")
-    turned = _play(data, seed, f"{__name__}:channels_last", "torch")
-    native = _play(data, seed, MODEL, "native")
+def agreement(data: Federated, seed: int, method: str = "fedapa") -> Agreement:
+    plain = _play(method, data, seed, MODEL, "torch")
+    turned = _play(method, data, seed, f"{__name__}:channels_last", "torch")
+    native = _play(method, data, seed, MODEL, "native")
     gaps = [abs(_accuracy(native, phase) - _accuracy(plain, phase)) for phase in ("before", "after")]
     return Agreement(_distance(native, plain), _distance(turned, plain), max(gaps))
 
 
-def _play(data: Federated, seed: int, model: str, engine: str) -> Result:
+def _play(method: str, data: Federated, seed: int, model: str, engine: str) -> Result:
     task = make_task(data, model, rounds=ROUNDS, engine=engine)  # type: ignore[arg-type]
-    return simulate(FedAPA(), task, data, Plan(ROUNDS, seed=seed, evaluate_every=ROUNDS))
+    return simulate(make(method), task, data, Plan(ROUNDS, seed=seed, evaluate_every=ROUNDS))
 
 
 def _distance(one: Result, other: Result) -> float:
-    mine, theirs = one.state.server["theta"], other.state.server["theta"]
+    mine, theirs = (torch.stack([record.state["theta"] for record in run.records]) for run in (one, other))
     return float((mine - theirs).norm() / theirs.norm())
 
 

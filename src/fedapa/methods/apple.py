@@ -38,6 +38,8 @@ from torch import Tensor
 
 from fedapa.core.tree import Tree, with_rows
 from fedapa.methods.method import Claims, Method, hyper
+from fedapa.training.engines.native import Mixture, Terms
+from fedapa.training.fused import WholeModel, in_kernel
 from fedapa.training.local import Local, own_start
 from fedapa.training.task import Batch, Task, task_loss
 
@@ -52,7 +54,8 @@ class APPLE(Method):
     decay: Literal["exponential", "cosine"] = hyper("exponential", "how the pull fades", source="authors' code")
     start: Literal["common", "own"] = hyper("common", "cores start from one model or at random (authors' code)")
 
-    relative_cost = 2.6
+    relative_cost = 1.4
+    revision = 1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -114,6 +117,11 @@ class APPLE(Method):
         return {**client, **combine(task, core, own_first(client["p"], i), down["others"])}
 
 
+def _terms(tree: Tree) -> Terms:
+    return Terms(mixture=Mixture(tree["others"], tree["p_0"], float(tree["strength"])))
+
+
+@in_kernel(WholeModel(_terms, extra="p"))
 def mixture(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """Loss of the personal model in the own core [theta; phi] and in p (own entry first)."""
     model = combine(task, params, params["p"], given["others"])

@@ -45,6 +45,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
+from fedapa.training.fused import MixedHead, in_kernel
 from fedapa.training.local import Local, Loss
 from fedapa.training.task import Batch, Task, task_loss
 
@@ -66,6 +67,7 @@ class FedALA(Method):
 
     needs_head = True
     relative_cost = 1.4
+    revision = 1
 
     @property
     def evaluated(self) -> When:
@@ -126,6 +128,10 @@ class FedALA(Method):
         return len(losses) > self.window and bool(np.std(losses[-self.window :]) < self.threshold)
 
 
+def unit_box(params: Tree) -> Tree:
+    return {"W": params["W"].clamp(0, 1)}
+
+
 def frozen_below(task: Task, given: Tree, share: Local) -> tuple[Local, Loss]:
     """Data and loss of the mixing; where only the head is mixed, one pass gives the features for all epochs."""
     if len(given["theta_below"]) + len(given["theta_above"]) < task.P:
@@ -140,6 +146,7 @@ def mixing(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor,
     return value, {"loss": value}
 
 
+@in_kernel(MixedHead("W", arrived="global", own="local", carry="loss", project=unit_box))
 def mixing_heads(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tree]:
     """The same on features instead of samples."""
     value = task.loss(task.logits(mix(task, params["W"], given), batch.x), batch.y)
@@ -174,7 +181,3 @@ def top_tensors(task: Task, p: int) -> dict[str, tuple[int, int]]:
     slots = [("theta", slot) for slot in model.theta_slots] + [("phi", slot) for slot in model.phi_slots]
     top = [(k, slot.start) for k, slot in slots if slot.stop <= stops[k]][-p:]
     return {k: (min([start for name, start in top if name == k], default=stop), stop) for k, stop in stops.items()}
-
-
-def unit_box(params: Tree) -> Tree:
-    return {"W": params["W"].clamp(0, 1)}

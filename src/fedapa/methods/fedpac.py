@@ -39,9 +39,10 @@ from torch import Tensor
 from fedapa.core import prototypes as proto
 from fedapa.core import simplex
 from fedapa.core.tree import Tree, weighted_mean, with_rows
+from fedapa.methods.fedproto import attracted
 from fedapa.methods.method import Claims, Method, Role, Roles, hyper
 from fedapa.training.local import Local
-from fedapa.training.task import Batch, Task, task_loss
+from fedapa.training.task import Task, task_loss
 
 SMALL = 1e-3  # QP weights below this are dropped
 
@@ -64,6 +65,7 @@ class FedPAC(Method):
     needs_classes = True
     needs_head = True
     relative_cost = 1.9
+    revision = 1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -91,7 +93,7 @@ class FedPAC(Method):
             memory=None,
         )
         given = phi | self._targets(down, proto.class_means(sums, counts))
-        theta = local.sgd(aligned, {"theta": client["theta"]}, given=given, replaced=True)
+        theta = local.sgd(attracted, {"theta": client["theta"]}, given=given, replaced=True)
         client = {**theta, **phi}
         new = proto.class_sums(local.features(client), local.data.y, task.classes)
         return client, {**client, "sums": new, "counts": counts, "h": h, "V": V}
@@ -120,7 +122,7 @@ class FedPAC(Method):
         """Where each class is pulled to, and how strongly: not at all before the first global prototype."""
         seen = down["counts"] > 0
         target = torch.where(seen.unsqueeze(1), down["prototypes"], own)
-        return {"target": target, "lam": self.lam * seen.any().float()}
+        return {"target": target, "present": torch.ones_like(down["counts"]), "lam": self.lam * seen.any().float()}
 
 
 def statistics(z: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,11 +145,3 @@ def combination(h: Tensor, V: Tensor) -> Tensor:
 def _around(inner: Tensor, i: int) -> Tensor:
     """(h_j - h_i) . (h_k - h_i) from all h_j . h_k, without a product of its own for every client."""
     return inner - inner[i] - inner[:, i, None] + inner[i, i]
-
-
-def aligned(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
-    """Cross-entropy plus lam times the mean squared distance of features to their class's target."""
-    both = {**given, **params}
-    z = task.features(both, batch.x)
-    pull = (z - given["target"][batch.y]).square().mean()
-    return task.loss(task.logits(both, z), batch.y) + given["lam"] * pull

@@ -39,10 +39,12 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Claims, Method, Role, Roles, hyper
+from fedapa.training.engines.native import Mmd, SoftLabels, Terms
+from fedapa.training.fused import WholeModel, in_kernel
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
-BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # each half of the next: the kernel computes one from the other
 FLOOR = 1e-3
 TEMPERATURE = 4.0
 
@@ -61,7 +63,8 @@ class FedPHP(Method):
     regulariser: Literal["mmd", "kd"] = hyper("mmd", "features (mmd) or soft labels (kd) are taught", source="paper")
     used: Literal["inherited", "local"] = hyper("inherited", "the model in use: h_i (paper) or w_i (PFLlib)")
 
-    relative_cost = 3.4
+    relative_cost = 1.3
+    revision = 1
 
     @property
     def needs_classes(self) -> bool:
@@ -107,6 +110,17 @@ class FedPHP(Method):
         return (self.mu * visits / max(expected, 1.0)).clamp(max=self.mu)
 
 
+def _features(tree: Tree) -> Terms:
+    lam = float(tree["lam"])
+    return Terms(1 - lam, teacher=Mmd(tree["inherited_theta"], lam, max(BANDWIDTHS), len(BANDWIDTHS), FLOOR))
+
+
+def _labels(tree: Tree) -> Terms:
+    lam = float(tree["lam"])
+    return Terms(1 - lam, teacher=SoftLabels(tree["inherited_theta"], tree["inherited_phi"], lam, TEMPERATURE))
+
+
+@in_kernel(WholeModel(_features))
 def taught_features(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """(1 - lambda) CE + lambda MMD^2 between the features of the student and of its teacher."""
     z = task.features(params, batch.x)
@@ -116,6 +130,7 @@ def taught_features(task: Task, params: Tree, batch: Batch, given: Tree) -> Tens
     return (1 - given["lam"]) * own + given["lam"] * mmd(z, target)
 
 
+@in_kernel(WholeModel(_labels))
 def taught_labels(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """(1 - lambda) CE + lambda cross-entropy against the teacher's softened answers."""
     logits = task.predict(params, batch.x)

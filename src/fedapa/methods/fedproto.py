@@ -35,6 +35,8 @@ from torch import Tensor
 from fedapa.core import prototypes as proto
 from fedapa.core.tree import Tree
 from fedapa.methods.method import Claims, Method, Role, Roles, hyper
+from fedapa.training.engines.native import ClassPull, Terms
+from fedapa.training.fused import WholeModel, in_kernel
 from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task
 
@@ -55,7 +57,8 @@ class FedProto(Method):
     needs_classes = True
     needs_head = True
     mixes_architectures = True
-    relative_cost = 1.5
+    relative_cost = 1.3
+    revision = 1
 
     def init(self, task: Task, seed: int) -> tuple[Tree, Tree]:
         theta, phi = task.init(seed)
@@ -110,6 +113,7 @@ class FedProto(Method):
         return {k: params[k] for k in ("theta", "phi")}, params["sums"], params["counts"]
 
 
+@in_kernel(WholeModel(lambda tree: Terms(pull=ClassPull(tree["target"], tree["present"], float(tree["lam"])))))
 def attracted(task: Task, params: Tree, batch: Batch, given: Tree) -> Tensor:
     """Cross-entropy plus lam times the mean squared distance of features to the prototype of their class."""
     return _loss(task, params, batch, given)[0]
@@ -126,6 +130,7 @@ def watched(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor
 
 
 def _loss(task: Task, params: Tree, batch: Batch, given: Tree) -> tuple[Tensor, Tensor]:
-    z = task.features(params, batch.x)
+    both = {**given, **params}
+    z = task.features(both, batch.x)
     pull = proto.pull(z, batch.y, given["target"], given["present"])
-    return task.loss(task.logits(params, z), batch.y) + given["lam"] * pull, z
+    return task.loss(task.logits(both, z), batch.y) + given["lam"] * pull, z

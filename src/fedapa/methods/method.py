@@ -130,6 +130,14 @@ class Method(ABC):
         return 1.0
 
     @property
+    def revision(self) -> int:
+        """Raised by one whenever a change alters the numbers of this method alone, in the last digit or more.
+
+        What every raise changed: docs/decisions/0009-numerics-version.md.
+        """
+        return 0
+
+    @property
     def needs_classes(self) -> bool:
         """Whether it learns something per class, such as prototypes: then it cannot predict numbers."""
         return False

@@ -106,6 +106,10 @@ class Wrapped(Method):
         return self.inner.evaluated
 
     @property
+    def revision(self) -> int:
+        return self.inner.revision
+
+    @property
     def needs_classes(self) -> bool:
         return self.inner.needs_classes
 

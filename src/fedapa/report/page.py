@@ -558,7 +558,8 @@ def _versions(runs: Iterable[Run]) -> list[tuple[str, str]]:
 
 def _code(run: Run) -> dict[str, Any]:
     found = run.result.provenance
-    return {"commit": found.commit, "processor": found.processor, "numerics version": found.numerics}
+    numbers = f"{found.numerics} (revision {found.revision} of {run.label})" if found.revision else found.numerics
+    return {"commit": found.commit, "processor": found.processor, "numerics version": numbers}
 
 
 def _citations(runs: Iterable[Run]) -> list[tuple[str, str, str]]:

@@ -36,6 +36,12 @@ class Provenance:
     processor: str = UNKNOWN
     torch: str = UNKNOWN
     config: str = UNKNOWN  # hash of every setting that changes numbers, but for the seed
+    revision: int = 0  # of the method's own numbers
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The same for two runs of one method whose numbers were made alike; runs of two methods share the version."""
+        return self.numerics, self.revision
 
 
 def current(task: Task) -> dict[str, str]:
@@ -63,7 +69,7 @@ def read(about: Mapping[str, str]) -> Provenance:
     """Read from a run.db; older ones hold less."""
     engine, library = about.get("engine", UNKNOWN), about.get("library", "")
     known = {key: about.get(key, UNKNOWN) for key in ("version", "commit", "processor", "torch", "config")}
-    return Provenance(numerics(about), engine=library or engine, **known)
+    return Provenance(numerics(about), engine=library or engine, revision=revision(about), **known)
 
 
 def from_dict(row: Mapping[str, Any]) -> Provenance:
@@ -84,6 +90,16 @@ def by_numerics(names: Iterable[tuple[str, int]]) -> str:
     return f"runs of different numerics versions are not paired with each other ({listed})"
 
 
+def by_revision(names: Iterable[tuple[str, tuple[int, int]]]) -> str:
+    """One line with the methods whose runs have several revisions of one numerics version; else empty."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for name, (numerics, revision) in names:
+        found.setdefault((name, numerics), set()).add(revision)
+    mixed = {name: revisions for (name, _), revisions in found.items() if len(revisions) > 1}
+    listed = "; ".join(f"{name}: {' and '.join(map(str, sorted(mixed[name])))}" for name in mixed)
+    return f"runs of different revisions of a method's numbers are in one mean ({listed})" if listed else ""
+
+
 def digest(settings: Mapping[str, Any]) -> str:
     """A short hash of settings, whatever the order of their names."""
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)
@@ -93,6 +109,11 @@ def digest(settings: Mapping[str, Any]) -> str:
 def numerics(about: Mapping[str, str]) -> int:
     """Of a run.db that was begun; runs from before it was kept have version 1."""
     return int(about.get("numerics", 1))
+
+
+def revision(about: Mapping[str, str]) -> int:
+    """Of the method's own numbers; runs from before it was kept have revision 0."""
+    return int(about.get("revision", 0))
 
 
 # ------------------------------------------------------------------------------------------------ code and machine

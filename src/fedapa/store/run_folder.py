@@ -230,6 +230,12 @@ class RunFolder:
                 f"{self.folder} was begun under numerics version {began}; this is version {NUMERICS}, of other numbers",
                 f"run it again in a new folder, or finish it with fedapa {code.version}, commit {code.commit}",
             )
+        if begun and (began := provenance.revision(kept)) != (now := provenance.revision(meta)):
+            code = provenance.read(kept)
+            raise InputError(
+                f"{self.folder} was begun under revision {began} of this method's numbers; this is revision {now}",
+                f"run it again in a new folder, or finish it with fedapa {code.version}, commit {code.commit}",
+            )
         for key, was in kept.items():
             if key not in MAY_CHANGE and meta.get(key, was) != was:
                 raise InputError(

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.analysis import collected, result_sets, run_results
-from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single, training_hash
+from fedapa.config.experiment import (
+    config_hash,
+    lay_out,
+    load_data,
+    method_from,
+    read_config,
+    run_names,
+    single,
+    training_hash,
+)
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
 from fedapa.store.run_folder import in_use, rounds_done, status
@@ -59,7 +68,8 @@ def collected_runs(scenarios: Scenarios, files: Sequence[Path], only: str = "*")
             if fnmatch(path, only) and (scenario, method, seed) in there:
                 own = config_hash(single(config, method, seed))
                 partition = load_data(config, seed).fingerprint
-                if collected.Key(scenario, method, seed, own, NUMERICS, partition) in known:
+                numbers = NUMERICS, method_from(config, method).revision
+                if collected.Key(scenario, method, seed, own, numbers, partition) in known:
                     found.add(path)
     return found
 

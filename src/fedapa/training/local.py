@@ -23,9 +23,9 @@ from fedapa.data.samples import chosen, pieces
 from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
 from fedapa.training import own_trainer
-from fedapa.training.engines.native import TrainingCall
+from fedapa.training.fused import train_fused
 from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
-from fedapa.training.task import CPU, Batch, Task, proximal, task_loss
+from fedapa.training.task import CPU, Batch, Task, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
@@ -345,10 +345,10 @@ def _as_long(velocity: Tensor, param: Tensor) -> Tensor:
 
 def train(job: Job) -> Trained:
     """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
+    if (done := train_fused(job)) is not None:
+        return Trained(*done)
     task, velocity, carry = job.task, job.velocity, job.carry
     params = {k: v.clone() for k, v in job.params.items()}
-    if fused(task, job.loss, params, job.given) and is_plain_sgd(job):
-        return train_fused(job, params)
     epochs = Epochs(job)
     with task.model.training() as buffers:
         for k, (index, rates) in enumerate(_paced(job)):
@@ -421,19 +421,6 @@ def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, c
     return grads, {k: v.detach() for k, v in carry.items()}
 
 
-def fused(task: Task, loss: Loss, params: Tree, given: Tree) -> bool:
-    """Can the native kernel do the whole training in one call? It knows cross-entropy, with or without a pull."""
-    parts = {"theta", "phi"}
-    known = task.objective.fuses == "cross_entropy" and (loss is task_loss or loss is proximal)
-    return task.kernel is not None and known and params.keys() <= parts and parts <= params.keys() | given.keys()
-
-
-def is_plain_sgd(job: Job) -> bool:
-    """Steps that the kernel knows: SGD, with nothing between two of them."""
-    plain = job.rule.name == "sgd" and not job.rule.nesterov and job.even
-    return plain and not (job.carry or job.clip_norm or job.project)
-
-
 def _half(task: Task) -> bool:
     return task.training.precision != "float32"
 
@@ -444,40 +431,6 @@ def _passes(task: Task) -> Any:
         return nullcontext()
     dtype = torch.bfloat16 if task.training.precision == "bf16" else torch.float16
     return torch.autocast(task.device.type, dtype)
-
-
-def train_fused(job: Job, params: Tree) -> Trained:
-    """The same steps as the loop above, in one call; what is not in ``params`` is frozen."""
-    task, velocity, given, rates = job.task, job.velocity, job.given, job.rates
-    assert task.kernel is not None
-    indices = list(job.batches())
-    if not indices:
-        return Trained(params, velocity)
-    both = {**given, **params}
-    sizes = torch.tensor([0, *(len(index) for index in indices)])
-    call = TrainingCall(
-        theta=both["theta"],
-        phi=both["phi"],
-        x=job.data.x,
-        y=job.data.y,
-        order=torch.cat(indices),
-        bounds=sizes.cumsum(0),
-        lr_theta=rates.get("theta", 0.0),
-        lr_phi=rates.get("phi", 0.0),
-        momentum=job.rule.momentum,
-        weight_decay=job.rule.weight_decay,
-        velocity_theta=velocity.get("theta"),
-        velocity_phi=velocity.get("phi"),
-        anchor_theta=given.get("anchor_theta"),
-        anchor_phi=given.get("anchor_phi"),
-        rho=float(given["rho"]) if "rho" in given else 0.0,
-        freeze_theta="theta" not in params,
-        freeze_phi="phi" not in params,
-    )
-    found = task.kernel.train(call)
-    trained = {"theta": found.theta, "phi": found.phi}
-    moved = {"theta": found.velocity_theta, "phi": found.velocity_phi}
-    return Trained({k: trained[k] for k in params}, {k: moved[k] for k in params})
 
 
 def clipped(grads: Tree, norm: float) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,15 +12,17 @@ from torch import Tensor
 
 from fedapa.errors import InputError
 from fedapa.training.engines.native.network_shape import Shape
+from fedapa.training.engines.native.terms import Terms
 
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """Local training with mean cross-entropy and torch's SGD.
+    """Local training with mean cross-entropy, terms beside it, and torch's SGD.
 
-    Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss
-    (not to the reported one). `last` is the number of batches at the end whose mean loss is reported,
-    all by default.
+    Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss; the
+    reported one is the cross-entropy alone. `last` is the number of batches at the end whose mean loss is
+    reported, all by default. `extra` is the vector that a shift or a mixture trains along with theta and phi.
+    Terms need a theta that is not frozen, and a mixture a phi that is not.
     """
 
     theta: Tensor
@@ -41,6 +43,11 @@ class TrainingCall:
     freeze_theta: bool = False
     freeze_phi: bool = False
     last: int | None = None
+    terms: Terms = field(default_factory=Terms)
+    extra: Tensor | None = None
+    velocity_extra: Tensor | None = None  # at rest
+    lr_extra: float = 0.0
+    freeze_extra: bool = False
 
     @property
     def batches(self) -> int:
@@ -60,6 +67,35 @@ class Trained:
     velocity_theta: Tensor
     velocity_phi: Tensor
     loss: float
+    extra: Tensor | None = None
+    velocity_extra: Tensor | None = None
+    mean: Tensor | None = None  # the running mean of the features
+
+
+@dataclass(frozen=True)
+class MixingCall:
+    """Training of a head global + (local - global) * (1 - W) on features, in its weights W, which stay within 0..1."""
+
+    W: Tensor
+    arrived: Tensor  # the global head
+    own: Tensor  # the local one
+    z: Tensor  # [n, d]
+    y: Tensor
+    order: Tensor
+    bounds: Tensor
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    velocity: Tensor | None = None  # at rest
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Result of `Kernel.mix_head`; `loss` is that of the last batch, 0 without one."""
+
+    W: Tensor
+    velocity: Tensor
+    loss: float
 
 
 class Index(NamedTuple):
@@ -70,11 +106,12 @@ class Index(NamedTuple):
     samples: int
 
 
-def vector(name: str, value: Tensor | None, size: int) -> Tensor:
+def vector(name: str, value: Tensor | None, *size: int) -> Tensor:
+    """A float32 tensor of this shape on the CPU, its numbers one after another."""
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.device.type != "cpu":
         raise InputError(f"{name} must be a float32 tensor on the CPU")
-    if value.shape != (size,):
-        raise InputError(f"{name} must have shape ({size},), not {tuple(value.shape)}")
+    if value.shape != size:
+        raise InputError(f"{name} must have shape {size}, not {tuple(value.shape)}")
     return value.detach().contiguous()
 
 
@@ -132,8 +169,11 @@ def _index_of_range(index: range, samples: int) -> Index:
     return Index(None, index.start if len(index) else 0, len(index))
 
 
-def batch_bounds(bounds: Tensor, count: int) -> Tensor:
-    """Starts of all batches and the end of the last, for an order of ``count`` samples."""
+def batches(order: Tensor, bounds: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The order of the samples; the starts of all batches in it, and the end of the last."""
+    where, _, count = index_of(order, x)
+    if where is None:
+        raise InputError("order must be an int64 tensor")
     if not isinstance(bounds, Tensor) or bounds.dtype != torch.int64 or bounds.device.type != "cpu":
         raise InputError("bounds must be an int64 tensor on the CPU")
     if bounds.dim() != 1 or bounds.shape[0] < 1:
@@ -141,7 +181,13 @@ def batch_bounds(bounds: Tensor, count: int) -> Tensor:
     bounds = bounds.contiguous()
     if int(bounds[0]) != 0 or int(bounds[-1]) != count or bool((bounds[1:] <= bounds[:-1]).any()):
         raise InputError(f"bounds must rise from 0 to the length of order ({count}), without empty batches")
-    return bounds
+    return where, bounds
+
+
+def number(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{name} must be finite and not negative, not {value}")
+    return value
 
 
 def check_settings(call: TrainingCall) -> None:
@@ -151,8 +197,11 @@ def check_settings(call: TrainingCall) -> None:
     rates = dict(zip(("lr_theta", "lr_phi"), call.rates, strict=True))
     rates |= {"momentum": call.momentum, "weight_decay": call.weight_decay, "rho": call.rho}
     for name, value in rates.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"{name} must be finite and not negative, not {value}")
+        number(name, value)
+    if not call.terms.plain and call.freeze_theta:
+        raise InputError("a frozen theta takes cross-entropy alone, without terms")
+    if call.terms.mixture is not None and call.freeze_phi:
+        raise InputError("a mixture needs a phi that is not frozen")
     if call.rho > 0 and call.anchor_theta is None and call.anchor_phi is None:
         raise InputError("rho needs anchor_theta, anchor_phi or both")
 

@@ -195,6 +195,12 @@ struct Workspace {
     Buffer<float> grad_a, grad_b;        // gradients between dense layers, lanes
     Buffer<float> logits;
     Buffer<float> theta_grad, phi_grad;
+    Buffer<float> shifted, extra_grad;   // features that the head sees, lanes; gradient of the extra vector
+    Buffer<float> targets;               // rows of the class targets of one group, as lanes
+    Buffer<float> z_rows, t_rows, t_lanes;             // features of student and teacher, one batch
+    Buffer<float> gap_zz, gap_zt, gap_tt;              // squared distances between them
+    Buffer<float> soft;                                // the teacher's answers, lanes
+    Buffer<float> mixed;                               // theta and phi of a mixture
     Tape tape;                           // of the whole-epoch call and of evaluation
 };
 
@@ -1078,10 +1084,330 @@ void sgd(size_t size, float* __restrict w, float* __restrict v, const float* __r
     }
 }
 
+// ----------------------------------------------------------------------------- terms beside cross-entropy
+
+// What a loss has beside cross-entropy; a pointer that is null leaves its term out. Mirrored in terms.py.
+// The extra vector is trained along with theta and phi: the shift, or the weights of the mixture.
+struct Terms {
+    float* extra;
+    float* v_extra;
+    const float* target;         // [classes][d]: pull * mean over batch and d of (z - target_y)^2
+    const float* present;        // [classes]: only for classes where this is positive
+    float* mean;                 // [d] running mean of z: (1 - mu) mean + mu batch mean
+    const float* mean_target;    // [d]: mean_pull / 2 * mean over d of (mean - mean_target)^2
+    const float* teacher_theta;
+    const float* teacher_phi;    // null: features are compared, by teach * MMD^2; else answers, by cross-entropy
+    const float* others;         // [models][theta_size + phi_size], mixed with the trained model by the extra vector
+    const float* origin;         // [models + 1]: stiffness / 2 * |extra - origin|^2
+    int64_t models;              // -1: no mixture
+    int32_t train_extra;
+    int32_t shifts;              // the head sees z + shift_scale * extra
+    int32_t bandwidths;          // of MMD, each half of the one before
+    float lr_extra;
+    float share;                 // of the cross-entropy
+    float pull;
+    float shift_scale;
+    float mu, mean_pull;
+    float teach;
+    float temperature;           // of the teacher's answers
+    float widest, floor;         // MMD: the largest bandwidth as a multiple of the mean gap, and the least mean gap
+    float stiffness;
+
+    bool mixes() const { return models >= 0; }
+    size_t extra_size(const Plan& p) const { return mixes() ? static_cast<size_t>(models) + 1 : p.features; }
+};
+
+// One for the lanes of a group that hold a sample of the batch, else zero.
+INLINE v8 live_lanes(int64_t n, size_t group) {
+    if (n >= static_cast<int64_t>(group + 1) * LANES) return splat(1);
+    v8 live;
+    for (int i = 0; i < LANES; ++i) live[i] = static_cast<int64_t>(group) * LANES + i < n ? 1.0f : 0.0f;
+    return live;
+}
+
+void scale_vectors(float* a, size_t vectors, float by) {
+    for (size_t k = 0; k < vectors; ++k) store(a + k * LANES, load(a + k * LANES) * splat(by));
+}
+
+// z + scale * shift, lanes
+void add_shift(const float* z, const float* shift, float scale, int d, size_t groups, float* out) {
+    for (size_t g = 0; g < groups; ++g)
+        for (int k = 0; k < d; ++k)
+            store(out + (g * d + k) * LANES, load(z + (g * d + k) * LANES) + splat(scale * shift[k]));
+}
+
+void shift_gradient(const float* dz, float scale, int d, size_t groups, float* grad) {
+    for (int k = 0; k < d; ++k) {
+        v8 sum = splat(0);
+        for (size_t g = 0; g < groups; ++g) sum += load(dz + (g * d + k) * LANES);
+        grad[k] = scale * total(sum);
+    }
+}
+
+// Adds the gradient of the pull to the class targets to dz; returns its value.
+double add_class_pull(const Terms& t, Workspace& ws, int d, const float* z, const int64_t* label, int64_t n,
+                      float* dz) {
+    const float step = 2.0f * t.pull / (static_cast<float>(n) * static_cast<float>(d));
+    ws.targets.need(static_cast<size_t>(d) * LANES);
+    double sum = 0;
+    for (int64_t first = 0; first < n; first += LANES, z += d * LANES, dz += d * LANES) {
+        const float* row[8];
+        v8 on = splat(0);
+        for (int i = 0; i < LANES; ++i) {
+            const int64_t y = label[first + i < n ? first + i : n - 1];
+            row[i] = t.target + static_cast<size_t>(y) * d;
+            on[i] = first + i < n && t.present[y] > 0 ? 1.0f : 0.0f;
+        }
+        rows_to_lanes(row, d, ws.targets);
+        v8 square = splat(0);
+        for (int k = 0; k < d; ++k) {
+            const v8 gap = (load(z + k * LANES) - load(ws.targets + k * LANES)) * on;
+            square += gap * gap;
+            store(dz + k * LANES, load(dz + k * LANES) + gap * splat(step));
+        }
+        sum += total(square);
+    }
+    return t.pull * sum / (static_cast<double>(n) * d);
+}
+
+// Moves the running mean, adds the gradient of its pull to dz; returns its value.
+double add_mean_pull(const Terms& t, int d, const float* z, int64_t n, size_t groups, float* dz) {
+    double sum = 0;
+    for (int k = 0; k < d; ++k) {
+        v8 all = splat(0);
+        for (size_t g = 0; g < groups; ++g) all += load(z + (g * d + k) * LANES) * live_lanes(n, g);
+        t.mean[k] = (1 - t.mu) * t.mean[k] + t.mu * (total(all) / static_cast<float>(n));
+        const float gap = t.mean[k] - t.mean_target[k];
+        sum += static_cast<double>(gap) * gap;
+        const float step = t.mean_pull * gap * t.mu / (static_cast<float>(d) * static_cast<float>(n));
+        for (size_t g = 0; g < groups; ++g) {
+            float* at = dz + (g * d + k) * LANES;
+            store(at, load(at) + splat(step) * live_lanes(n, g));
+        }
+    }
+    return 0.5 * t.mean_pull * sum / d;
+}
+
+// gap[g][j][8] = squared distance of row j to the eight samples of group g; rows is a multiple of four.
+void squared_distances(const float* lanes, size_t groups, const float* rows, size_t count, size_t stride, int d,
+                       float* gap) {
+    for (size_t g = 0; g < groups; ++g)
+        for (size_t j = 0; j < count; j += 4) {
+            const float* r = rows + j * stride;
+            v8 sum[4] = {splat(0), splat(0), splat(0), splat(0)};
+            for (int k = 0; k < d; ++k) {
+                const v8 x = load(lanes + (g * d + k) * LANES);
+                UNROLL
+                for (int i = 0; i < 4; ++i) {
+                    const v8 e = x - splat(r[i * stride + k]);
+                    fma_into(sum[i], e, e);
+                }
+            }
+            UNROLL
+            for (int i = 0; i < 4; ++i) store(gap + (g * count + j + i) * LANES, sum[i]);
+        }
+}
+
+// Sum over the samples that exist.
+double sum_gaps(const float* gap, size_t groups, size_t count, int64_t n) {
+    double sum = 0;
+    for (size_t g = 0; g < groups; ++g) {
+        v8 part = splat(0);
+        for (int64_t j = 0; j < n; ++j) part += load(gap + (g * count + j) * LANES);
+        sum += total(part * live_lanes(n, g));
+    }
+    return sum;
+}
+
+// Gaps become the slopes -dk/dgap of the sum of kernels k; returns the sum of k over the samples that exist.
+double apply_kernels(const Terms& t, float width, float* gap, size_t groups, size_t count, int64_t n) {
+    const float widest = 1.0f / (t.widest * width);
+    double sum = 0;
+    for (size_t g = 0; g < groups; ++g) {
+        v8 part = splat(0);
+        for (int64_t j = 0; j < n; ++j) {
+            float* at = gap + (g * count + j) * LANES;
+            // exp(-2 a) is the square of exp(-a): every narrower bandwidth costs one product
+            v8 e = exp_negative(load(at) * splat(-widest));
+            v8 slope = e * splat(widest);
+            v8 kernel = e;
+            float inverse = widest;
+            for (int32_t b = 1; b < t.bandwidths; ++b) {
+                e *= e;
+                inverse *= 2;
+                kernel += e;
+                slope += e * splat(inverse);
+            }
+            part += kernel;
+            store(at, slope);
+        }
+        sum += total(part * live_lanes(n, g));
+    }
+    return sum;
+}
+
+// Adds the gradient of M features from k on of one group; z and dz point to the first of them.
+template <int M>
+INLINE void mmd_columns(const float* zz, const float* zt, const Workspace& ws, size_t stride, int64_t n, int k,
+                        v8 step, const float* z, float* dz) {
+    v8 own[M], sum[M];
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+        own[m] = load(z + m * LANES);
+        sum[m] = splat(0);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+        const v8 near = load(zz + j * LANES), far = load(zt + j * LANES);
+        const float* a = ws.z_rows + j * stride + k;
+        const float* b = ws.t_rows + j * stride + k;
+        UNROLL
+        for (int m = 0; m < M; ++m) {
+            fma_into(sum[m], near, splat(a[m]) - own[m]);
+            fma_into(sum[m], far, own[m] - splat(b[m]));
+        }
+    }
+    UNROLL
+    for (int m = 0; m < M; ++m) store(dz + m * LANES, load(dz + m * LANES) + sum[m] * step);
+}
+
+// Adds the gradient of teach * MMD^2 between z and the teacher's features (ws.t_lanes) to dz.
+double add_mmd(const Terms& t, Workspace& ws, int d, const float* z, int64_t n, size_t groups, float* dz) {
+    const size_t count = groups * LANES, stride = up8(d);
+    ws.z_rows.need(count * stride);
+    ws.t_rows.need(count * stride);
+    for (size_t g = 0; g < groups; ++g) {
+        lanes_to_rows(z + g * d * LANES, d, ws.z_rows + g * LANES * stride, stride);
+        lanes_to_rows(ws.t_lanes + g * d * LANES, d, ws.t_rows + g * LANES * stride, stride);
+    }
+    ws.gap_zz.need(count * count);
+    ws.gap_zt.need(count * count);
+    ws.gap_tt.need(count * count);
+    squared_distances(z, groups, ws.z_rows, count, stride, d, ws.gap_zz);
+    squared_distances(z, groups, ws.t_rows, count, stride, d, ws.gap_zt);
+    squared_distances(ws.t_lanes, groups, ws.t_rows, count, stride, d, ws.gap_tt);
+    const double all = sum_gaps(ws.gap_zz, groups, count, n) + sum_gaps(ws.gap_tt, groups, count, n) +
+                       2 * sum_gaps(ws.gap_zt, groups, count, n);
+    const double mean = all / (2.0 * n * (2.0 * n - 1));
+    const float width = mean < t.floor ? t.floor : static_cast<float>(mean);
+    const double value = apply_kernels(t, width, ws.gap_zz, groups, count, n) +
+                         apply_kernels(t, width, ws.gap_tt, groups, count, n) -
+                         2 * apply_kernels(t, width, ws.gap_zt, groups, count, n);
+    const float step = static_cast<float>(4.0 * t.teach / (static_cast<double>(n) * n));
+    for (size_t g = 0; g < groups; ++g) {
+        const v8 steps = live_lanes(n, g) * splat(step);
+        const float* zz = ws.gap_zz + g * count * LANES;
+        const float* zt = ws.gap_zt + g * count * LANES;
+        const float* from = z + g * d * LANES;
+        float* to = dz + g * d * LANES;
+        int k = 0;
+        for (; k + 4 <= d; k += 4)
+            mmd_columns<4>(zz, zt, ws, stride, n, k, steps, from + k * LANES, to + k * LANES);
+        for (; k < d; ++k) mmd_columns<1>(zz, zt, ws, stride, n, k, steps, from + k * LANES, to + k * LANES);
+    }
+    return t.teach * value / (static_cast<double>(n) * n);
+}
+
+// The teacher's logits (lanes) become softmax(logits / temperature).
+void soften(int classes, float temperature, float* logits, size_t groups) {
+    const v8 inverse = splat(1.0f / temperature);
+    for (size_t g = 0; g < groups; ++g, logits += static_cast<size_t>(classes) * LANES) {
+        v8 top = load(logits), sum = splat(0);
+        for (int c = 1; c < classes; ++c) {
+            const v8 v = load(logits + c * LANES);
+            top = v > top ? v : top;
+        }
+        for (int c = 0; c < classes; ++c) {
+            const v8 e = exp_negative((load(logits + c * LANES) - top) * inverse);
+            sum += e;
+            store(logits + c * LANES, e);
+        }
+        for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) / sum);
+    }
+}
+
+// From the gradient of the mean cross-entropy against labels to that of (1 - teach) times it plus teach times the
+// cross-entropy against soft answers. Returns the sum of the answers, which is not finite if one of them is not.
+double add_soft_labels(int classes, float teach, const float* soft, const int64_t* label, int64_t n, float* d) {
+    const float share = teach / static_cast<float>(n);
+    double sum = 0;
+    for (int64_t first = 0; first < n; first += LANES, d += classes * LANES, soft += classes * LANES) {
+        const v8 live = live_lanes(n - first, 0);
+        v8 all = splat(0);
+        for (int c = 0; c < classes; ++c) {
+            const v8 q = load(soft + c * LANES);
+            all += q;
+            store(d + c * LANES, load(d + c * LANES) - q * (live * splat(share)));
+        }
+        sum += total(all * live);
+        for (int i = 0; i < LANES && first + i < n; ++i) d[label[first + i] * LANES + i] += share;
+    }
+    return sum;
+}
+
+// out = weight[0] * own + sum_j weight[j + 1] * others[j], over `size` entries of rows `stride` apart
+void mix(const float* weight, const float* own, const float* others, int64_t models, size_t stride, size_t size,
+         float* out) {
+    constexpr size_t BLOCK = 2048;
+    for (size_t from = 0; from < size; from += BLOCK) {
+        const size_t m = size - from < BLOCK ? size - from : BLOCK;
+        float* __restrict to = out + from;
+        for (size_t k = 0; k < m; ++k) to[k] = weight[0] * own[from + k];
+        for (int64_t j = 0; j < models; ++j) {
+            const float w = weight[j + 1];
+            const float* __restrict row = others + j * stride + from;
+            for (size_t k = 0; k < m; ++k) to[k] += w * row[k];
+        }
+    }
+}
+
+double dot(const float* a, const float* b, size_t size) {
+    constexpr size_t BLOCK = 4096;
+    double sum = 0;
+    for (size_t from = 0; from < size; from += BLOCK) {
+        const size_t stop = size - from < BLOCK ? size : from + BLOCK;
+        v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
+        size_t k = from;
+        for (; k + 32 <= stop; k += 32)
+            UNROLL
+            for (int i = 0; i < 4; ++i) fma_into(part[i], loadu(a + k + 8 * i), loadu(b + k + 8 * i));
+        float rest = 0;
+        for (; k < stop; ++k) rest += a[k] * b[k];
+        sum += total((part[0] + part[1]) + (part[2] + part[3])) + rest;
+    }
+    return sum;
+}
+
+// The gradient of theta and phi at the mixture becomes that of the trained model; extra_grad that of the weights.
+void mixture_gradient(const Plan& p, const Terms& t, Workspace& ws, const float* theta, const float* phi) {
+    const size_t stride = p.theta_size + p.phi_size;
+    for (int64_t j = -1; j < t.models; ++j) {
+        const float* a = j < 0 ? theta : t.others + j * stride;
+        const float* b = j < 0 ? phi : t.others + j * stride + p.theta_size;
+        const double slope = dot(ws.theta_grad, a, p.theta_size) + dot(ws.phi_grad, b, p.phi_size);
+        ws.extra_grad[j + 1] = static_cast<float>(slope) + t.stiffness * (t.extra[j + 1] - t.origin[j + 1]);
+    }
+    const float own = t.extra[0];
+    for (size_t k = 0; k < p.theta_size; ++k) ws.theta_grad[k] *= own;
+    for (size_t k = 0; k < p.phi_size; ++k) ws.phi_grad[k] *= own;
+}
+
 int check_index(const Data& d, int64_t n) {
     if (!d.index) return d.start >= 0 && n >= 0 && d.start <= d.total - n ? OK : BAD_INDEX;
     for (int64_t i = 0; i < n; ++i)
         if (d.index[i] < 0 || d.index[i] >= d.total) return BAD_INDEX;
+    return OK;
+}
+
+// Batches that rise from 0, samples that exist, labels that are classes.
+int check_batches(const Plan& p, int64_t total, const int64_t* y, const int64_t* order, const int64_t* bounds,
+                  int64_t batches) {
+    if (batches < 0 || bounds[0] != 0) return BAD_CALL;
+    for (int64_t b = 0; b < batches; ++b)
+        if (bounds[b + 1] <= bounds[b]) return BAD_CALL;
+    const int status = check_index(Data{nullptr, 0, total, order, 0}, bounds[batches]);
+    if (status != OK) return status;
+    for (int64_t i = 0; i < bounds[batches]; ++i)
+        if (y[order[i]] < 0 || y[order[i]] >= p.classes) return BAD_LABEL;
     return OK;
 }
 
@@ -1141,6 +1467,71 @@ void cache_features(const Plan& p, Workspace& ws, const float* theta, const Data
     }
 }
 
+// Rows of z for positions [first, first+n) of an order, as lanes; lanes beyond n are zero.
+void gather_lanes(const float* z, size_t width, const int64_t* row, const int64_t* order, int64_t n, const float* zeros,
+                  float* lanes) {
+    for (int64_t first = 0; first < n; first += LANES, lanes += width * LANES) {
+        const float* from[8];
+        for (int i = 0; i < LANES; ++i) {
+            const int64_t sample = first + i < n ? order[first + i] : -1;
+            from[i] = sample < 0 ? zeros : z + static_cast<size_t>(row ? row[sample] : sample) * width;
+        }
+        rows_to_lanes(from, width, lanes);
+    }
+}
+
+// The features of a frozen extractor, each computed once, and what is needed to find those of a batch. A sample's
+// features do not depend on its place in a batch, so this changes no bit.
+struct Cache {
+    Buffer<int64_t> row;
+    Buffer<float> z, zeros;
+
+    void fill(const Plan& p, Workspace& ws, const float* theta, const Data& d, int64_t n) {
+        pack_weights(p, ws, theta);
+        cache_features(p, ws, theta, d, n, row, z);
+        zeros.need(p.features);
+    }
+    void gather(const Plan& p, const int64_t* order, int64_t n, Buffer<float>& lanes) const {
+        lanes.need(static_cast<size_t>((n + LANES - 1) / LANES) * p.features * LANES);
+        gather_lanes(z, p.features, row, order, n, zeros, lanes);
+    }
+};
+
+// theta and phi of the mixture, into ws.mixed
+void mix_model(const Plan& p, const Terms& t, Workspace& ws, const float* theta, const float* phi) {
+    const size_t stride = p.theta_size + p.phi_size;
+    ws.mixed.need(stride);
+    mix(t.extra, theta, t.others, t.models, stride, p.theta_size, ws.mixed);
+    mix(t.extra, phi, t.others + p.theta_size, t.models, stride, p.phi_size, ws.mixed + p.theta_size);
+}
+
+// Finds the teacher's features of a batch, and turns the gradient of the cross-entropy in the logits into that of
+// the loss. Returns zero, or a number that is not finite if an answer of the teacher is not.
+double weigh_answers(const Plan& p, const Terms& t, Workspace& ws, const Cache& teacher, const int64_t* order,
+                     const int64_t* label, int64_t n) {
+    const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+    const float weight = t.teacher_phi ? t.share + t.teach : t.share;
+    if (weight != 1) scale_vectors(ws.logits, groups * p.classes, weight);
+    if (t.teacher_theta) teacher.gather(p, order, n, ws.t_lanes);
+    if (!t.teacher_phi) return 0;
+    ws.soft.need(groups * p.classes * LANES);
+    dense_forward(p.head, t.teacher_phi, ws.t_lanes, ws.soft, groups, false);
+    soften(p.classes, t.temperature, ws.soft, groups);
+    return 0 * add_soft_labels(p.classes, t.teach, ws.soft, label, n, ws.logits);
+}
+
+// Adds the gradients of the terms on features z to ws.grad_a, and finds that of the shift; returns their value.
+double add_terms(const Plan& p, const Terms& t, Workspace& ws, const int64_t* label, const float* z, int64_t n) {
+    const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+    const int d = p.features;
+    double value = 0;
+    if (t.shifts) shift_gradient(ws.grad_a, t.shift_scale, d, groups, ws.extra_grad);
+    if (t.target) value += add_class_pull(t, ws, d, z, label, n, ws.grad_a);
+    if (t.mean) value += add_mean_pull(t, d, z, n, groups, ws.grad_a);
+    if (t.teacher_theta && !t.teacher_phi) value += add_mmd(t, ws, d, z, n, groups, ws.grad_a);
+    return value;
+}
+
 template <class F>
 int guarded(F&& f) {
     try {
@@ -1156,7 +1547,7 @@ int guarded(F&& f) {
 
 // ------------------------------------------------------------------------------------------ C ABI
 
-API int fedapa_abi() { return 1; }
+API int fedapa_abi() { return 2; }
 
 API int fedapa_cpu_has_avx2() {
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
@@ -1299,69 +1690,67 @@ API int fedapa_backward(const void* plan, void* workspace, const void* tape, con
     });
 }
 
-// Local training with cross-entropy and SGD, in place. Batch b is order[bounds[b] .. bounds[b+1]).
-// The reported loss is the mean over the samples of batches report_from and later. A loss that is not
-// finite stops the training before its update: NOT_FINITE, with the batch in *failed.
+// Local training with cross-entropy, terms and SGD, in place. Batch b is order[bounds[b] .. bounds[b+1]).
+// The reported loss is the mean cross-entropy over the samples of batches report_from and later. A loss that
+// is not finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a
+// trained theta, the mixture a trained phi as well.
 API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi, float* v_theta, float* v_phi,
                      const void* x, int is_u8, const int64_t* y, int64_t total, const int64_t* order,
                      const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi, float momentum,
                      float decay, const float* anchor_theta, const float* anchor_phi, float rho,
-                     int train_theta, int train_phi, int64_t report_from, double* loss, int64_t* failed) {
+                     int train_theta, int train_phi, int64_t report_from, const void* terms, double* loss,
+                     int64_t* failed) {
     return guarded([&] {
         const Plan& p = *static_cast<const Plan*>(plan);
         Workspace& ws = *static_cast<Workspace*>(workspace);
+        const Terms* t = static_cast<const Terms*>(terms);
         *failed = -1;
         *loss = 0;
-        if (batches < 0 || bounds[0] != 0) return static_cast<int>(BAD_CALL);
-        for (int64_t b = 0; b < batches; ++b)
-            if (bounds[b + 1] <= bounds[b]) return static_cast<int>(BAD_CALL);
-        Data d{x, is_u8, total, order, 0};
-        const int status = check_index(d, bounds[batches]);
+        if (t && (!train_theta || (t->mixes() && !train_phi))) return static_cast<int>(BAD_CALL);
+        const int status = check_batches(p, total, y, order, bounds, batches);
         if (status != OK) return status;
-        for (int64_t i = 0; i < bounds[batches]; ++i)
-            if (y[order[i]] < 0 || y[order[i]] >= p.classes) return static_cast<int>(BAD_LABEL);
+        const Data d{x, is_u8, total, order, 0};
         ws.theta_grad.need(p.theta_size);
         ws.phi_grad.need(p.phi_size);
         Buffer<int64_t> label;
         const Optimiser o{momentum, decay, rho};
         double sum = 0;
         int64_t seen = 0;
-        // A frozen extractor is run once per sample, not once per visit. A sample's features do not depend
-        // on its place in a batch, so this changes no bit.
-        Buffer<int64_t> row;
-        Buffer<float> cache, gathered, zeros;
+        Cache frozen, teacher;  // a frozen extractor is run once per sample, not once per visit
+        Buffer<float> gathered;
         const bool cached = !train_theta && batches > 1;
-        if (cached) {
-            pack_weights(p, ws, theta);
-            cache_features(p, ws, theta, d, bounds[batches], row, cache);
-            zeros.need(p.features);
-        }
+        if (cached) frozen.fill(p, ws, theta, d, bounds[batches]);
+        if (t && t->teacher_theta) teacher.fill(p, ws, t->teacher_theta, d, bounds[batches]);
+        if (t && t->extra) ws.extra_grad.need(t->extra_size(p));
         for (int64_t b = 0; b < batches; ++b) {
             const int64_t first = bounds[b], n = bounds[b + 1] - first;
             const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
-            if (!cached) pack_weights(p, ws, theta);
+            const float *w = theta, *h = phi;
+            if (t && t->mixes()) {
+                mix_model(p, *t, ws, theta, phi);
+                w = ws.mixed;
+                h = w + p.theta_size;
+            }
+            if (!cached) pack_weights(p, ws, w);
             need_gradients(p, ws, groups);
             ws.logits.need(groups * p.classes * LANES);
             label.need(n);
             for (int64_t i = 0; i < n; ++i) label[i] = y[order[first + i]];
-            const float* z;
-            if (cached) {
-                gathered.need(groups * p.features * LANES);
-                for (size_t g = 0; g < groups; ++g) {
-                    const float* from[8];
-                    for (int i = 0; i < LANES; ++i) {
-                        const int64_t at = static_cast<int64_t>(g) * LANES + i;
-                        from[i] = at < n ? cache + static_cast<size_t>(row[order[first + at]]) * p.features : zeros;
-                    }
-                    rows_to_lanes(from, p.features, gathered + g * p.features * LANES);
-                }
-                z = gathered;
-            } else {
-                z = extract(p, ws, ws.tape, theta, d, first, n, train_theta);
+            if (cached) frozen.gather(p, order + first, n, gathered);
+            const float* z = cached ? gathered : extract(p, ws, ws.tape, w, d, first, n, train_theta);
+            const float* input = z;  // of the head
+            if (t && t->shifts) {
+                ws.shifted.need(groups * p.features * LANES);
+                add_shift(z, t->extra, t->shift_scale, p.features, groups, ws.shifted);
+                input = ws.shifted;
             }
-            dense_forward(p.head, phi, z, ws.logits, groups, false);
+            dense_forward(p.head, h, input, ws.logits, groups, false);
             const double batch = cross_entropy(p.classes, ws.logits, label, n);
-            if (!std::isfinite(batch)) {
+            double added = 0;
+            if (t) added += weigh_answers(p, *t, ws, teacher, order + first, label, n);
+            if (train_theta) dense_input_gradient(p.head, h, ws.logits, ws.grad_a, groups);
+            if (t) added += add_terms(p, *t, ws, label, z, n);
+            if (!std::isfinite(batch + added)) {
                 *failed = b;
                 return static_cast<int>(NOT_FINITE);
             }
@@ -1369,17 +1758,60 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
                 sum += batch;
                 seen += n;
             }
-            if (train_theta) {
-                dense_input_gradient(p.head, phi, ws.logits, ws.grad_a, groups);
-                extract_backward(p, ws, ws.tape, theta, d, first, n, ws.theta_grad);
-            }
-            if (train_phi) {
-                dense_weight_gradient(p.head, ws, z, ws.logits, groups, ws.phi_grad);
-                sgd(p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi, o);
-            }
+            if (train_theta) extract_backward(p, ws, ws.tape, w, d, first, n, ws.theta_grad);
+            if (train_phi) dense_weight_gradient(p.head, ws, input, ws.logits, groups, ws.phi_grad);
+            if (t && t->mixes()) mixture_gradient(p, *t, ws, theta, phi);
+            if (train_phi) sgd(p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi, o);
             if (train_theta) sgd(p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta, o);
+            if (t && t->train_extra)
+                sgd(t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra,
+                    Optimiser{momentum, decay, 0});
         }
         *loss = seen ? sum / static_cast<double>(seen) : 0;
+        return static_cast<int>(OK);
+    });
+}
+
+// Training of the weights W [phi_size] of a head global + (local - global) * (1 - W) on features z [total][d], in
+// place; W stays within 0 and 1. *loss is that of the last batch.
+API int fedapa_mix_head(const void* plan, void* workspace, float* weights, float* velocity, const float* global,
+                        const float* local, const float* z, const int64_t* y, int64_t total, const int64_t* order,
+                        const int64_t* bounds, int64_t batches, float lr, float momentum, float decay, double* loss,
+                        int64_t* failed) {
+    return guarded([&] {
+        const Plan& p = *static_cast<const Plan*>(plan);
+        Workspace& ws = *static_cast<Workspace*>(workspace);
+        *failed = -1;
+        *loss = 0;
+        const int status = check_batches(p, total, y, order, bounds, batches);
+        if (status != OK) return status;
+        ws.phi_grad.need(p.phi_size);
+        ws.mixed.need(p.phi_size);
+        Buffer<int64_t> label;
+        Buffer<float> lanes, zeros;
+        zeros.need(p.features);
+        for (int64_t b = 0; b < batches; ++b) {
+            const int64_t first = bounds[b], n = bounds[b + 1] - first;
+            const size_t groups = static_cast<size_t>((n + LANES - 1) / LANES);
+            ws.logits.need(groups * p.classes * LANES);
+            lanes.need(groups * p.features * LANES);
+            label.need(n);
+            for (int64_t i = 0; i < n; ++i) label[i] = y[order[first + i]];
+            for (size_t k = 0; k < p.phi_size; ++k) ws.mixed[k] = global[k] + (local[k] - global[k]) * (1 - weights[k]);
+            gather_lanes(z, p.features, nullptr, order + first, n, zeros, lanes);
+            dense_forward(p.head, ws.mixed, lanes, ws.logits, groups, false);
+            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            if (!std::isfinite(batch)) {
+                *failed = b;
+                return static_cast<int>(NOT_FINITE);
+            }
+            dense_weight_gradient(p.head, ws, lanes, ws.logits, groups, ws.phi_grad);
+            for (size_t k = 0; k < p.phi_size; ++k) ws.phi_grad[k] *= global[k] - local[k];
+            sgd(p.phi_size, weights, velocity, ws.phi_grad, nullptr, lr, Optimiser{momentum, decay, 0});
+            for (size_t k = 0; k < p.phi_size; ++k)
+                weights[k] = weights[k] < 0 ? 0 : weights[k] > 1 ? 1 : weights[k];
+            *loss = batch / static_cast<double>(n);
+        }
         return static_cast<int>(OK);
     });
 }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedapa.errors import InputError, RunError
 from fedapa.training.engines.native import arguments
-from fedapa.training.engines.native.arguments import Trained, TrainingCall, address
+from fedapa.training.engines.native.arguments import Mixed, MixingCall, Trained, TrainingCall, address
 from fedapa.training.engines.native.libraries import (
     BAD_INDEX,
     BAD_LABEL,
@@ -30,6 +30,7 @@ from fedapa.training.engines.native.libraries import (
     new_plan,
 )
 from fedapa.training.engines.native.network_shape import Shape
+from fedapa.training.engines.native.packed_terms import Pack
 
 
 class _Tape:
@@ -99,9 +100,13 @@ class Kernel:
     def __reduce__(self) -> Any:
         raise TypeError("a Kernel cannot be pickled; make one in each process")
 
-    def _check(self, status: int, samples: int) -> None:
+    def _check(self, status: int, samples: int, batch: str = "") -> None:
         if status == OK:
             return
+        if status == NOT_FINITE:
+            raise RunError(
+                f"the loss of batch {batch} is not finite", "look for NaN in the data, or lower the learning rate"
+            )
         if status == NO_MEMORY:
             raise MemoryError("the native kernel ran out of memory")
         if status == BAD_INDEX:
@@ -179,10 +184,7 @@ class Kernel:
         """Train from the weights of the call, which is not changed. A loss that is not finite raises RunError."""
         x = arguments.data(call.x, self.shape)
         y = arguments.labels(call.y, x)
-        where, _, count = arguments.index_of(call.order, x)
-        if where is None:
-            raise InputError("order must be an int64 tensor")
-        bounds = arguments.batch_bounds(call.bounds, count)
+        where, bounds = arguments.batches(call.order, call.bounds, x)
         arguments.check_settings(call)
         w = arguments.vector("theta", call.theta, self.theta_size).clone()
         h = arguments.vector("phi", call.phi, self.phi_size).clone()
@@ -190,6 +192,7 @@ class Kernel:
         vh = arguments.own_vector("velocity_phi", call.velocity_phi, self.phi_size)
         aw = arguments.optional_vector("anchor_theta", call.anchor_theta, self.theta_size)
         ah = arguments.optional_vector("anchor_phi", call.anchor_phi, self.phi_size)
+        pack = None if call.terms.plain and call.extra is None else Pack(call, self.shape, self.classes)
         loss, failed = ctypes.c_double(0.0), ctypes.c_int64(-1)
         with self._workspace() as workspace:
             status = self._lib.fedapa_train(
@@ -215,16 +218,47 @@ class Kernel:
                 not call.freeze_theta,
                 not call.freeze_phi,
                 0 if call.last is None else call.batches - call.last,
+                None if pack is None else ctypes.byref(pack.structure),
                 ctypes.byref(loss),
                 ctypes.byref(failed),
             )
-        if status == NOT_FINITE:
-            raise RunError(
-                f"the loss of batch {failed.value + 1} of {call.batches} is not finite",
-                "look for NaN in the data, or lower the learning rate",
+        self._check(status, x.shape[0], f"{failed.value + 1} of {call.batches}")
+        further = (
+            {} if pack is None else {"extra": pack.extra, "velocity_extra": pack.velocity_extra, "mean": pack.mean}
+        )
+        return Trained(w, h, vw, vh, loss.value, **further)
+
+    def mix_head(self, call: MixingCall) -> Mixed:
+        """Train the weights of a mixed head on features; the call is not changed."""
+        size, d = self.phi_size, self.shape.features
+        z = arguments.vector("z", call.z, len(call.z) if isinstance(call.z, Tensor) and call.z.dim() else 0, d)
+        y = arguments.labels(call.y, z)
+        order, bounds = arguments.batches(call.order, call.bounds, z)
+        weights = arguments.vector("W", call.W, size).clone()
+        velocity = arguments.own_vector("velocity", call.velocity, size)
+        arrived, own = arguments.vector("arrived", call.arrived, size), arguments.vector("own", call.own, size)
+        rates = {"lr": call.lr, "momentum": call.momentum, "weight_decay": call.weight_decay}
+        loss, failed = ctypes.c_double(0.0), ctypes.c_int64(-1)
+        with self._workspace() as workspace:
+            status = self._lib.fedapa_mix_head(
+                self._plan.pointer,
+                workspace,
+                weights.data_ptr(),
+                velocity.data_ptr(),
+                arrived.data_ptr(),
+                own.data_ptr(),
+                z.data_ptr(),
+                y.data_ptr(),
+                z.shape[0],
+                order.data_ptr(),
+                bounds.data_ptr(),
+                len(bounds) - 1,
+                *(arguments.number(name, rate) for name, rate in rates.items()),
+                ctypes.byref(loss),
+                ctypes.byref(failed),
             )
-        self._check(status, x.shape[0])
-        return Trained(w, h, vw, vh, loss.value)
+        self._check(status, z.shape[0], f"{failed.value + 1} of {len(bounds) - 1}")
+        return Mixed(weights, velocity, loss.value)
 
     # -- evaluation
 

@@ -1,0 +1,175 @@
+"""Trainings that the native kernel runs in one call: which losses it knows, and what it is told about them.
+
+A loss is a function that PyTorch and the vmap engine call. ``in_kernel`` marks one that the kernel can descend as well,
+and says how: the terms that it has beside cross-entropy, read from the parameters, constants and carry of a training.
+A training that the kernel cannot run as a whole runs batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedapa.core.tree import Tree
+from fedapa.training.engines.native import Kernel, MixingCall, Terms, TrainingCall
+from fedapa.training.task import proximal, task_loss
+
+if TYPE_CHECKING:
+    from fedapa.training.local import Job, Project
+
+MODEL = ("theta", "phi")
+Found = tuple[Tree, Tree]  # parameters and carry; velocity
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Way(Protocol):
+    """How the kernel runs the trainings of one loss."""
+
+    def fits(self, job: Job) -> bool:
+        """Whether it can run this one."""
+
+    def train(self, kernel: Kernel, job: Job) -> Found:
+        """All steps of the training."""
+
+
+def in_kernel(way: Way) -> Callable[[F], F]:
+    """Mark a loss that the kernel knows."""
+
+    def mark(loss: F) -> F:
+        WAYS[loss] = way
+        return loss
+
+    return mark
+
+
+def train_fused(job: Job) -> Found | None:
+    """The whole training in one native call; None if the kernel cannot."""
+    kernel, way = job.task.kernel, WAYS.get(job.loss)
+    if kernel is None or way is None or job.task.objective.fuses != "cross_entropy":
+        return None
+    return way.train(kernel, job) if _is_plain_sgd(job) and way.fits(job) else None
+
+
+def _is_plain_sgd(job: Job) -> bool:
+    """Steps that the kernel knows: SGD, all alike."""
+    return job.rule.name == "sgd" and not job.rule.nesterov and job.even and not job.clip_norm
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """Training of theta, phi or both; what is not trained is a constant of the loss.
+
+    ``extra`` names the vector that a shift or a mixture trains along, ``carry`` the running mean of the features.
+    """
+
+    terms: Callable[[Tree], Terms] = lambda tree: Terms()
+    extra: str = ""
+    carry: str = ""
+
+    def fits(self, job: Job) -> bool:
+        known = {*MODEL, self.extra} - {""}
+        if job.project is not None or set(job.carry) != {self.carry} - {""}:
+            return False
+        if not (job.params.keys() <= known <= job.params.keys() | job.given.keys()):
+            return False
+        terms = self.terms(_all(job))
+        return terms.plain or ("theta" in job.params and (terms.mixture is None or "phi" in job.params))
+
+    def train(self, kernel: Kernel, job: Job) -> Found:
+        given, rates, tree, velocity = job.given, job.rates, _all(job), job.velocity
+        order, bounds = _batches(job)
+        if len(bounds) == 1:
+            return _unchanged(job)
+        found = kernel.train(
+            TrainingCall(
+                theta=tree["theta"],
+                phi=tree["phi"],
+                x=job.data.x,
+                y=job.data.y,
+                order=order,
+                bounds=bounds,
+                lr_theta=rates.get("theta", 0.0),
+                lr_phi=rates.get("phi", 0.0),
+                momentum=job.rule.momentum,
+                weight_decay=job.rule.weight_decay,
+                velocity_theta=velocity.get("theta"),
+                velocity_phi=velocity.get("phi"),
+                anchor_theta=given.get("anchor_theta"),
+                anchor_phi=given.get("anchor_phi"),
+                rho=float(given["rho"]) if "rho" in given else 0.0,
+                freeze_theta="theta" not in job.params,
+                freeze_phi="phi" not in job.params,
+                terms=self.terms(tree),
+                extra=tree.get(self.extra),
+                velocity_extra=velocity.get(self.extra),
+                lr_extra=rates.get(self.extra, 0.0),
+                freeze_extra=self.extra not in job.params,
+            )
+        )
+        trained = {"theta": found.theta, "phi": found.phi, self.extra: found.extra}
+        moved = {"theta": found.velocity_theta, "phi": found.velocity_phi, self.extra: found.velocity_extra}
+        carried = {} if found.mean is None else {self.carry: found.mean}
+        return _of(job, trained) | carried, _of(job, moved)
+
+
+@dataclass(frozen=True)
+class MixedHead:
+    """Training of the weights of a mixed head on features, within 0 and 1. The fields are names of its tensors."""
+
+    weights: str
+    arrived: str
+    own: str
+    carry: str  # the loss of the last batch
+    project: Project
+
+    def fits(self, job: Job) -> bool:
+        alone = job.params.keys() == {self.weights} and job.carry.keys() == {self.carry}
+        return alone and job.project is self.project and len(job.params[self.weights]) == job.task.Q
+
+    def train(self, kernel: Kernel, job: Job) -> Found:
+        order, bounds = _batches(job)
+        if len(bounds) == 1:
+            return _unchanged(job)
+        found = kernel.mix_head(
+            MixingCall(
+                W=job.params[self.weights],
+                arrived=job.given[self.arrived],
+                own=job.given[self.own],
+                z=job.data.x,
+                y=job.data.y,
+                order=order,
+                bounds=bounds,
+                lr=job.rates[self.weights],
+                momentum=job.rule.momentum,
+                weight_decay=job.rule.weight_decay,
+                velocity=job.velocity[self.weights],
+            )
+        )
+        return {self.weights: found.W, self.carry: torch.tensor(found.loss)}, {self.weights: found.velocity}
+
+
+WAYS: dict[Callable[..., Any], Way] = {task_loss: WholeModel(), proximal: WholeModel()}
+
+
+def _all(job: Job) -> Tree:
+    return {**job.given, **job.carry, **job.params}
+
+
+def _of(job: Job, found: dict[str, Tensor | None]) -> Tree:
+    return {k: v for k in job.params if (v := found[k]) is not None}
+
+
+def _unchanged(job: Job) -> Found:
+    """Of a training without a step."""
+    return {k: v.clone() for k, v in (job.params | job.carry).items()}, job.velocity
+
+
+def _batches(job: Job) -> tuple[Tensor, Tensor]:
+    """All samples in their order, and where every batch begins."""
+    indices = list(job.batches())
+    order = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
+    return order, torch.tensor([0, *(len(index) for index in indices)]).cumsum(0)
