@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedapa.bench import end_to_end, exact_step, numerics, scale, server_step, start, training, vmap_rounds
+from fedapa.bench import end_to_end, exact_step, flat, numerics, scale, server_step, start, training, vmap_rounds
 from fedapa.bench.fixtures import How
 from fedapa.bench.side_by_side import Row
 from fedapa.errors import InputError
@@ -25,6 +25,7 @@ SUITES: dict[str, Callable[[How], list[Row]]] = {
     "server": server_step.server_pass,
     "exact": exact_step.exact,
     "clients": scale.many_clients,
+    "flat": flat.flat,
     "start": start.start,
     "numerics": numerics.numerics,
 }

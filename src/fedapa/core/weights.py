@@ -26,6 +26,7 @@ Pieces = Sequence[tuple[slice, int]]  # ranges of columns, and the block that ea
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 UNMEASURED = -1
+MANY, BLOCK = 128, 256  # new rows: of more that are all there are, each distance is computed once, in blocks
 LITTLE = 1e8  # operations, below which other threads are not worth waking
 SLICE, NARROW, WIDE = 2**19, 2_048, 16_384  # numbers in a slice of Theta, and its least and most columns: measured
 
@@ -192,6 +193,7 @@ def renew(
     distances are taken around the new rows' mean, so that what all models have in common costs no digits.
     """
     blocks = 1 + max(block for _, block in pieces)
+    everybody = len(theta) > MANY and torch.equal(ids, torch.arange(len(theta)))
     gaps = torch.zeros(blocks, len(new), len(theta), dtype=torch.float64)
     ahead = torch.zeros_like(gaps) if look_ahead else gaps.new_zeros(()).expand(gaps.shape)
 
@@ -206,7 +208,8 @@ def renew(
         middle = fresh.mean(0)
         before = _squared(fresh - middle, old - middle) if look_ahead else None
         old[ids] = fresh
-        return block, before, _squared(fresh - middle, old - middle)
+        fresh -= middle
+        return block, before, _above(fresh) if everybody else _squared(fresh, old - middle)
 
     wanted = ((columns, block) for piece, block in pieces for columns in slices_of(len(theta), piece))
     for block, before, after in _over_cores(replace, wanted, 4.0 * len(new) * theta.numel()):
@@ -214,6 +217,8 @@ def renew(
             ahead[block] += before
         if after is not None:
             gaps[block] += after
+    if everybody:
+        gaps = gaps.triu() + gaps.triu(1).transpose(1, 2)
     gaps[:, torch.arange(len(ids)), ids] = 0.0
     return ahead.clamp(min=0) if look_ahead else ahead, gaps.clamp_(min=0)
 
@@ -222,6 +227,14 @@ def _squared(rows: Tensor, others: Tensor) -> Tensor:
     """[S, M] |row - other|^2."""
     inner = (rows @ others.T).mul_(-2)
     return inner.add_(rows.square().sum(1, keepdim=True) + others.square().sum(1))
+
+
+def _above(rows: Tensor) -> Tensor:
+    """[S, S] |row - other row|^2 on the diagonal and above it; below it only where a block reaches."""
+    found = rows.new_zeros(len(rows), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        found[start : start + BLOCK, start:] = _squared(rows[start : start + BLOCK], rows[start:])
+    return found
 
 
 def slices(clients: int, size: int) -> Iterator[slice]:
