@@ -28,7 +28,9 @@ HEADINGS = {
     "run": "A whole run",
     "overhead": "What is left over",
     "server": "The server",
+    "exact": "FedAPA-exact among many clients",
     "clients": "Many clients",
+    "flat": "Disk and memory of long runs",
     "start": "Cold start",
     "numerics": "Do the engines agree?",
 }

@@ -273,8 +273,8 @@ def _record(logs: list[RoundLog], rounds: int, progress: Progress | None, keeper
     def sink(log: RoundLog, state: State) -> None:
         if keeper is not None:
             keeper(log, state)
-        if logs and logs[-1].round % watched_stride(log, rounds):
-            logs[-1].watched = {}
+        if logs and (keeper is not None or logs[-1].round % watched_stride(log, rounds)):
+            logs[-1].watched = {}  # in run.db, or too much for memory
         logs.append(log)
         if progress is not None:
             progress(log)

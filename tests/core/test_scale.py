@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedapa.core import weights
+from fedapa.core import threads, weights
 from fedapa.core.tree import with_rows, writable
 
 M, P, S = 9, 103, 4
@@ -146,3 +146,31 @@ def test_thinned_rows_are_distributions_of_at_most_k_others(seed: int, k: int, m
         dropped = torch.where(others == 0, A.clamp(0, 1), torch.zeros(())).fill_diagonal_(0).max(1).values
         kept = torch.where(others > 0, A.clamp(0, 1), torch.ones(())).fill_diagonal_(1).min(1).values
         assert (kept >= dropped).all()
+
+
+@pytest.mark.parametrize("answered", [300, 299])
+def test_distances_of_everybody_are_those_of_the_models(answered: int) -> None:
+    """Of all together each is computed once, in blocks, and mirrored; of fewer, to all others."""
+    random = torch.Generator().manual_seed(0)
+    theta, new = torch.randn(300, 20, generator=random), torch.randn(answered, 20, generator=random)
+    pieces, ids = [(slice(0, 15), 0), (slice(15, 20), weights.UNMEASURED)], torch.arange(answered)
+    ahead = torch.cdist(new[:, :15].double(), theta[:, :15].double()).square()
+    before, gaps = weights.renew(theta, ids, list(new), pieces)
+    assert torch.equal(theta[:answered], new)
+    torch.testing.assert_close(before[0], ahead, atol=1e-4, rtol=1e-5)
+    apart = torch.cdist(new[:, :15].double(), theta[:, :15].double()).square()
+    torch.testing.assert_close(gaps[0], apart, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(gaps[0][:, :answered], gaps[0][:, :answered].T, atol=1e-5, rtol=0)
+
+
+def test_bits_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are taken by several threads and summed in their order."""
+    monkeypatch.setattr(weights, "LITTLE", 0.0)
+    found = []
+    for cores in (1, 4):
+        monkeypatch.setattr(threads, "available_cores", lambda cores=cores: cores)
+        theta, rows, new = drawn()
+        slope = weights.learn(theta, rows, IDS, new)
+        far = weights.renew(theta, IDS, new[::-1], [(slice(0, P), 0)])
+        found.append([theta, slope, *far, *weights.mix(rows, theta), weights.inner_products(new, theta)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

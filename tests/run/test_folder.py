@@ -140,7 +140,9 @@ def test_a_crash_at_any_point_loses_nothing(
         if where == "before the numbers":
             patch.setattr(run_db.Ledger, "record", crash_at(run_db.Ledger.record, round))
         else:
-            patch.setattr(checkpoint, "write", crash_at(checkpoint.write, round, where.startswith("after")))
+            patch.setattr(
+                checkpoint.Writer, "write", crash_at(checkpoint.Writer.write, round, where.startswith("after"))
+            )
         with pytest.raises(Crash):
             fit(tmp_path)
     assert run_folder.status(tmp_path) == "running"

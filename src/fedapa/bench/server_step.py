@@ -12,11 +12,13 @@ from torch import Tensor
 
 from fedapa.bench.fixtures import MODEL, How
 from fedapa.bench.side_by_side import Memory, Row, exponents, gemm, interleaved, known, rate, spread, threads
+from fedapa.core.threads import available_cores
 from fedapa.core.tree import Tree
 from fedapa.methods.fedapa import FedAPA
 from fedapa.training.model import build_model
 from fedapa.training.task import Task
 
+GROWTH, QUICK_GROWTH = ((1_000, 3_000, 10_000), 61_156), ((20, 40, 80), 4_000)
 GRID = [(M, P) for M in (50, 100, 200, 400) for P in (15_000, 61_156, 250_000)]
 QUICK_GRID = [(M, P) for M in (10, 20, 40) for P in (1_000, 4_000)]
 
@@ -60,7 +62,7 @@ def absorb(server: Server) -> None:
 def server_pass(how: How) -> list[Row]:
     """FedAPA's server step over clients and parameters, beside a large matrix product."""
     with threads():
-        rows = [_scaling(how), *_large(how)]
+        rows = [_scaling(how), _growth(how), *_large(how), _all_cores(how)]
         with tempfile.TemporaryDirectory() as folder:
             return [*rows, _mapped(how, Path(folder))]
 
@@ -79,6 +81,41 @@ def _scaling(how: How) -> Row:
     what = "FedAPA's server step, everybody answers: growth with the number of clients M (power)"
     detail = {"exponent of M": of_clients, "exponent of P": of_size, "measured": measured}
     return Row("server", what, known(of_clients), "", detail=detail)
+
+
+def _growth(how: How) -> Row:
+    """As many answer whatever the number of clients: 4 S M P operations, so the exponent of M should be 1."""
+    clients, P = QUICK_GROWTH if how.quick else GROWTH
+    answered, seconds = how.pick(100, 10), []
+    for M in clients:  # one after another: together they would not fit into memory
+        server = make_server(M, P, answered)
+        found = interleaved({"absorb": partial(absorb, server)}, how.pick(3, 1))["absorb"]
+        seconds.append(spread([t.cpu for t in found]).median)
+    (power,) = exponents([(float(M),) for M in clients], seconds)
+    what = f"FedAPA's server step, {answered} answered, P={P:,}: growth with M to {clients[-1]:,} (power)"
+    measured = [{"M": M, "seconds": spent} for M, spent in zip(clients, seconds, strict=True)]
+    return Row("server", what, known(power), "", 1.1, True, {"measured": measured})
+
+
+def _all_cores(how: How) -> Row:
+    """By the clock on the wall, beside a product on all cores: needs a quiet machine."""
+    server, cores = make_server(*(QUICK_LARGE if how.quick else LARGE)), available_cores()
+    product, flops = gemm(how.pick(2048, 256))
+
+    def best() -> None:
+        with threads(cores):
+            product()
+
+    found = interleaved({"absorb": lambda: absorb(server), "gemm": best}, how.pick(3, 2))
+    pairs = zip(found["absorb"], found["gemm"], strict=True)
+    shares = [100 * (server.flops / one.wall) / (flops / peak.wall) for one, peak in pairs]
+    detail = {
+        "cores": cores,
+        "seconds on the wall": spread([t.wall for t in found["absorb"]]).median,
+        "GEMM peak GFLOP/s": rate(flops, found["gemm"], "wall").median / 1e9,
+    }
+    what = f"{_title(server)}: share of the GEMM peak of all cores"
+    return Row("server", what, spread(shares), "%", 75.0, detail=detail)
 
 
 def _large(how: How) -> list[Row]:

@@ -21,6 +21,7 @@ from fedapa.methods.catalogue import METHODS
 
 if TYPE_CHECKING:
     from fedapa.analysis.method_rows import MethodRow
+    from fedapa.analysis.run_results import RunResult
     from fedapa.core.scores import Score
 
 RUNS = Path("runs")
@@ -254,7 +255,8 @@ def _primary(run: Path) -> Score:
         return run_db.primary(db)
 
 
-def print_comparison(out: Path, form: str, rival: str = "local") -> None:
+def print_comparison(out: Path, form: str, rival: str = "local") -> list[RunResult]:
+    """Print a table of methods; returns the runs behind it."""
     from fedapa.analysis import comparison, result_sets, standings
     from fedapa.cli import comparison_formats
 
@@ -296,13 +298,16 @@ def print_comparison(out: Path, form: str, rival: str = "local") -> None:
             click.echo(f"privacy: {line}")
         for line in result_sets.site_notes(runs):
             click.echo(f"sites: {line}")
+    return runs
 
 
-def print_clients(out: Path, form: str, rival: str = "local") -> None:
+def print_clients(out: Path, form: str, rival: str = "local") -> list[RunResult]:
+    """Print the gain of every client; returns the runs behind it."""
     from fedapa.analysis import pairing, result_sets
     from fedapa.cli import comparison_formats
 
-    rows = [row.as_dict() for row in pairing.client_gains(result_sets.load(out), rival)]
+    runs = result_sets.load(out)
+    rows = [row.as_dict() for row in pairing.client_gains(runs, rival)]
     if not rows:
         raise InputError(f"nothing in {out} can be compared with {rival}", "run it on the same allocations")
     if form == "csv":
@@ -311,13 +316,12 @@ def print_clients(out: Path, form: str, rival: str = "local") -> None:
         raise InputError("there is no LaTeX table of clients", "choose --format csv or json")
     else:
         ui.show(rows, form)
+    return runs
 
 
-def made_with(out: Path) -> str:
+def made_with(runs: Sequence[RunResult]) -> str:
     """Code, engine and processor behind some runs, each named once; --format json has them run by run."""
-    from fedapa.analysis import result_sets
-
-    runs, parts = result_sets.survey(out).runs, ("commit", "engine", "processor")
+    parts = ("commit", "engine", "processor")
     found = {part: dict.fromkeys(str(getattr(run.provenance, part)) for run in runs) for part in parts}
     return "; ".join(f"{part} {' and '.join(values)}" for part, values in found.items())
 

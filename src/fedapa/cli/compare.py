@@ -42,6 +42,6 @@ def command(folder: Path | None, against: str, clients: bool, form: str) -> None
 
     show = common.print_clients if clients else common.print_comparison
     folder = folder or common.newest_out()
-    show(folder, form, against)
+    runs = show(folder, form, against)
     if form == "table":
-        ui.say(f"made with {common.made_with(folder)}")
+        ui.say(f"made with {common.made_with(runs)}")

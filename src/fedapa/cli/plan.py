@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fedapa.config.experiment import Parts
     from fedapa.config.sections import Config
     from fedapa.methods.privacy import Account
+    from fedapa.sweep.estimate import Sizes
+    from fedapa.training.task import Task
 
 SHOWN = 50  # clients in a table
 LEAST = 0.05  # seconds: less of the limit than this is not worth a measurement
@@ -93,7 +95,7 @@ def _planned(wanted: Config, limit: float) -> tuple[list[dict[str, Any]], dict[s
                 seconds = _seconds(parts, limit / (len(wanted.methods) - k), wanted.run.workers, known)
                 known, limit = (seconds, parts.method.relative_cost), max(limit - (time.perf_counter() - began), 1e-9)
                 hours = seconds * parts.plan.rounds * len(wanted.seeds) / 3600
-                row |= {"s/round": round(seconds, 2), "hours": round(hours, 3), "memory MB": _memory(row, parts)}
+                row |= {"s/round": round(seconds, 2), "hours": round(hours, 3)}
             rows.append(row)
             account = account_of(parts.method, parts.plan.rounds, simulated=True)
             accounts |= {} if account is None else {name: account}
@@ -128,14 +130,15 @@ def _sizes(name: str, parts: Parts) -> dict[str, Any]:
 
     method, task, data, plan = parts
     found = estimate.sizes(method, task, data.clients[0].train.x[0])
-    states = found.server + task.clients * (found.client + 4 * (task.P + task.Q))
+    held_out = any(client.validation is not None for client in data.clients)
     return {
         "method": name,
         "down KiB": round(found.down / 1024, 1),
         "up KiB": round(found.up / 1024, 1),
         "KiB/client/round": round((found.down + found.up) / 1024, 1),
-        "state MB": round(states / 1e6, 1),
-        "disk MB/run": round(2 * states / 1e6 + 0.001 * task.clients * plan.rounds * 0.1 + 0.1, 1),
+        "state MB": round(estimate.states(found, task) / 1e6, 1),
+        "disk MB/run": round(estimate.disk(found, task, plan, held_out) / 1e6, 1),
+        "memory MB": _memory(found, task),
         "engine": engine_note(task),
         "recipe": task.training.told(),
     }
@@ -153,14 +156,15 @@ def _seconds(parts: Parts, budget: float, workers: int, known: tuple[float, floa
     return estimate.per_round(found, float(task.sizes.sum()), task.clients, plan, workers or available_cores())
 
 
-def _memory(row: dict[str, Any], parts: Parts) -> int:
-    """What this process has now, the states, and the copies of a model that a training makes."""
+def _memory(found: Sizes, task: Task) -> int:
+    """What this process has now, data and libraries, and what the run will make."""
     import resource  # not on Windows
 
     from fedapa.rounds.transport import available_cores
+    from fedapa.sweep import estimate
 
-    copies = 5 * 4 * (parts.task.P + parts.task.Q) * available_cores()
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 + float(row["state MB"]) + copies / 1e6)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return round((used + estimate.memory(found, task, available_cores())) / 1e6)
 
 
 def _clock(seconds: float) -> str:

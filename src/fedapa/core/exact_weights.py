@@ -37,7 +37,7 @@ def directions(gaps: Tensor, known: Tensor) -> Tensor:
     Clients that take more steps go further, and distances then say who trained much and not who learnt the same. A
     model that is the mean itself has no direction: it is as far from every other one as two at right angles are.
     """
-    inner = _centred(gaps, known)
+    inner = centred(gaps, known)
     length = inner.diagonal().clamp(min=0).sqrt()
     scale = length[:, None] * length
     small = scale <= torch.finfo(torch.float32).eps * gaps.max()
@@ -45,10 +45,10 @@ def directions(gaps: Tensor, known: Tensor) -> Tensor:
     return found.fill_diagonal_(0)
 
 
-def _centred(gaps: Tensor, known: Tensor) -> Tensor:
-    """The Gram matrix around the mean of the models that are known."""
+def centred(gaps: Tensor, known: Tensor) -> Tensor:
+    """[M, M] the Gram matrix around the mean of the models that are known."""
     share, to_mean = _to_mean(gaps, known)
-    return (to_mean[:, None] + to_mean - gaps - share @ to_mean) / 2
+    return (to_mean[:, None] + to_mean).sub_(gaps).sub_(share @ to_mean).div_(2)
 
 
 def _to_mean(gaps: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,6 +83,13 @@ def companions(gaps: Tensor, i: int, known: Tensor, clear: float) -> Tensor:
     if not len(jumps):
         return known
     return torch.zeros_like(known).index_fill(0, others[order[: int(jumps[0]) + 1]], 1)
+
+
+def closest(gaps: Tensor, i: int, known: Tensor, count: int) -> Tensor:
+    """[M] the ``count`` of those known that are closest to client i."""
+    others = _others(known, i)
+    order = gaps[i, others].sort(stable=True).indices[:count]
+    return torch.zeros_like(known).index_fill(0, others[order], 1)
 
 
 def of_others(gaps: Tensor, i: int, known: Tensor, ridge: float) -> Tensor:
@@ -134,6 +141,12 @@ def same_group(sizes: str, clients: int) -> Tensor:
 def shared(row: Tensor, i: int, share: float) -> Tensor:
     """``share`` of the weight for client i, the rest as in ``row``."""
     return (1 - share) * row + share * _unit(len(row), i)
+
+
+def shared_by(rows: Tensor, ids: Tensor, share: float) -> Tensor:
+    """The same for several rows, those of ``ids``."""
+    own = torch.zeros_like(rows).scatter_(1, ids[:, None], share)
+    return (1 - share) * rows + own
 
 
 def miss(row: Tensor, ahead: Tensor, gaps: Tensor) -> Tensor:

@@ -4,23 +4,30 @@ Shapes: Theta [M, P] holds every client's last extractor, A [M, M] one row of we
 the S served clients changed. No autograd: the derivative of theta_bar_i in A_i is Theta itself.
 
 ``aggregate``, ``slopes``, ``descend`` and ``project`` are the arithmetic. ``mix``, ``learn`` and ``inner_products`` run
-it over slices of Theta's columns, so that nothing of the size M x P or S x P is made beside Theta and the uploads.
+it over slices of Theta's columns, so that nothing of the size M x P or S x P is made beside Theta and the uploads. All
+cores take slices, with one thread each, and sums are in the slices' order: bits do not depend on the number of cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedapa.core.threads import in_order
+
 Sign = Literal["descend", "printed"]
 SelfWeight = Literal["raw", "share", "off"]
 Buffer = Literal["row", "shared"]
 Pieces = Sequence[tuple[slice, int]]  # ranges of columns, and the block that each belongs to
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 UNMEASURED = -1
+MANY, BLOCK = 128, 256  # new rows: of more that are all there are, each distance is computed once, in blocks
+LITTLE = 1e8  # operations, below which other threads are not worth waking
 SLICE, NARROW, WIDE = 2**19, 2_048, 16_384  # numbers in a slice of Theta, and its least and most columns: measured
 
 
@@ -118,9 +125,13 @@ def mix(rows: Tensor, theta: Tensor, sparse: bool = False) -> list[Tensor]:
     """theta_bar_i for every row, each in memory of its own; ``sparse`` reads only what has a weight other than 0."""
     mixed = [torch.empty(theta.shape[1], dtype=theta.dtype) for _ in rows]
     blend = Sparse(rows) if sparse else Dense(rows)
-    for columns in slices(*theta.shape):
+
+    def fill(columns: slice) -> None:
         for whole, part in zip(mixed, blend(theta[:, columns]), strict=True):
             whole[columns] = part
+
+    for _ in _over_cores(fill, slices(*theta.shape), 2.0 * len(rows) * theta.numel()):
+        pass
     return mixed
 
 
@@ -133,10 +144,15 @@ def learn(
     """
     slope = torch.zeros(len(rows), len(theta), dtype=theta.dtype)
     blend = Sparse(rows) if sparse else Dense(rows)
-    for columns in slices(*theta.shape):
+
+    def step(columns: slice) -> Tensor:
         old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
-        slope += slopes(fresh - blend(old), old, sign)
+        moved = slopes(fresh - blend(old), old, sign)
         old[ids] = fresh
+        return moved
+
+    for moved in _over_cores(step, slices(*theta.shape), 4.0 * len(rows) * theta.numel()):
+        slope += moved
     return slope
 
 
@@ -148,53 +164,93 @@ def inner_products(
     With ``origin`` of what both are away from it; with ``ranges`` over these columns alone.
     """
     total = torch.zeros(len(rows), len(theta), dtype=torch.float64)
-    for piece in ranges or [slice(0, theta.shape[1])]:
-        for part in slices(len(theta), piece.stop - piece.start):
-            columns = slice(piece.start + part.start, piece.start + part.stop)
-            new, old = torch.stack([row[columns] for row in rows]), theta[:, columns]
-            total += new @ old.T if origin is None else (new - origin[columns]) @ (old - origin[columns]).T
+
+    def product(columns: slice) -> Tensor:
+        new, old = torch.stack([row[columns] for row in rows]), theta[:, columns]
+        return new @ old.T if origin is None else (new - origin[columns]) @ (old - origin[columns]).T
+
+    wanted = (part for piece in ranges or [slice(0, theta.shape[1])] for part in slices_of(len(theta), piece))
+    for part in _over_cores(product, wanted, 2.0 * len(rows) * theta.numel()):
+        total += part
     return total
 
 
 def renew(
-    theta: Tensor, ids: Tensor, new: Sequence[Tensor], pieces: Pieces, past: Tensor | None = None
+    theta: Tensor,
+    ids: Tensor,
+    new: Sequence[Tensor],
+    pieces: Pieces,
+    past: Tensor | None = None,
+    look_ahead: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """``new`` takes the places ``ids`` in theta; squared distances of every new row, by block, in one pass.
 
     With ``past`` [S] only the share 1 - past_k of the place is new and the rest stays: rows are averages over visits.
 
-    Returns ``ahead`` and ``gaps``, both [L, S, M] in float64: to theta as it was, and as it is now. A piece is a range
+    Returns ``ahead`` and ``gaps``, both [L, S, M] in float64: to theta as it was (zeros unless ``look_ahead``: it is
+    half of the work), and as it is now. A piece is a range
     of columns and the number of its block, ``UNMEASURED`` for what is replaced only. theta changes, slice by slice;
     distances are taken around the new rows' mean, so that what all models have in common costs no digits.
     """
     blocks = 1 + max(block for _, block in pieces)
-    ahead, gaps = (torch.zeros(blocks, len(new), len(theta), dtype=torch.float64) for _ in range(2))
-    for piece, block in pieces:
-        for part in slices(len(theta), piece.stop - piece.start):
-            columns = slice(piece.start + part.start, piece.start + part.stop)
-            old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
-            if past is not None:
-                fresh.lerp_(old[ids], past[:, None])
-            if block == UNMEASURED:
-                old[ids] = fresh
-                continue
-            middle = fresh.mean(0)
-            ahead[block] += _squared(fresh - middle, old - middle)
+    everybody = len(theta) > MANY and torch.equal(ids, torch.arange(len(theta)))
+    gaps = torch.zeros(blocks, len(new), len(theta), dtype=torch.float64)
+    ahead = torch.zeros_like(gaps) if look_ahead else gaps.new_zeros(()).expand(gaps.shape)
+
+    def replace(place: tuple[slice, int]) -> tuple[int, Tensor | None, Tensor | None]:
+        columns, block = place
+        old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
+        if past is not None:
+            fresh.lerp_(old[ids], past[:, None])
+        if block == UNMEASURED:
             old[ids] = fresh
-            gaps[block] += _squared(fresh - middle, old - middle)
+            return block, None, None
+        middle = fresh.mean(0)
+        before = _squared(fresh - middle, old - middle) if look_ahead else None
+        old[ids] = fresh
+        fresh -= middle
+        return block, before, _above(fresh) if everybody else _squared(fresh, old - middle)
+
+    wanted = ((columns, block) for piece, block in pieces for columns in slices_of(len(theta), piece))
+    for block, before, after in _over_cores(replace, wanted, 4.0 * len(new) * theta.numel()):
+        if before is not None:
+            ahead[block] += before
+        if after is not None:
+            gaps[block] += after
+    if everybody:
+        gaps = gaps.triu() + gaps.triu(1).transpose(1, 2)
     gaps[:, torch.arange(len(ids)), ids] = 0.0
-    return ahead.clamp_(min=0), gaps.clamp_(min=0)
+    return ahead.clamp(min=0) if look_ahead else ahead, gaps.clamp_(min=0)
 
 
 def _squared(rows: Tensor, others: Tensor) -> Tensor:
     """[S, M] |row - other|^2."""
-    return rows.square().sum(1, keepdim=True) + others.square().sum(1) - 2 * (rows @ others.T)
+    inner = (rows @ others.T).mul_(-2)
+    return inner.add_(rows.square().sum(1, keepdim=True) + others.square().sum(1))
+
+
+def _above(rows: Tensor) -> Tensor:
+    """[S, S] |row - other row|^2 on the diagonal and above it; below it only where a block reaches."""
+    found = rows.new_zeros(len(rows), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        found[start : start + BLOCK, start:] = _squared(rows[start : start + BLOCK], rows[start:])
+    return found
 
 
 def slices(clients: int, size: int) -> Iterator[slice]:
     """Column slices of Theta that fit into the cache; they depend on its shape alone, and so do the results' bits."""
     width = min(WIDE, max(NARROW, SLICE // clients // 1024 * 1024))
     return (slice(start, min(start + width, size)) for start in range(0, size, width))
+
+
+def slices_of(clients: int, piece: slice) -> Iterator[slice]:
+    """The slices of a range of columns."""
+    for part in slices(clients, piece.stop - piece.start):
+        yield slice(piece.start + part.start, piece.start + part.stop)
+
+
+def _over_cores(work: Callable[[Item], Found], items: Iterator[Item], operations: float) -> Iterator[Found]:
+    return map(work, items) if operations < LITTLE else in_order(work, items)
 
 
 class Dense:

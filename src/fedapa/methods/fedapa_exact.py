@@ -6,11 +6,12 @@ Down    theta_bar_i = sum_j a_ij theta_j                                        
 Client  E epochs on [theta_bar_i; phi_i]; the head phi_i never leaves
 Up      theta_i                                                        messages, bytes and client code are FedAPA's
 Server  C_i = the clients before the first jump by a factor ``jump_ratio`` or more in i's sorted gaps, if there is one
-        and i was heard from more than ``patience`` times; else all
+        and i was heard from more than ``patience`` times; else all. ``top_k`` leaves the so many nearest, first of all
         b_i = argmin over the simplex on C_i without i of |theta_i - Theta b|^2 + lambda s_i |b|^2,
         s_i the mean gap to C_i;  row_i = mu e_i + (1 - mu) b_i;  A_i <- row_ema A_i + (1 - row_ema) row_i
 
-The program is b' K b with K from the gaps alone (core.rows), solved exactly by core.simplex, as FedPAC's is. Other
+The program is b' K b with K from the gaps alone (core.exact_weights), solved exactly by core.simplex, as FedPAC's is;
+with more than 128 clients all rows together, to 1e-8 (core.exact_rows; rules without a state of their own). Other
 rules, kept for comparison (docs/beyond.md has the figures, and why distances in a closed loop confirm themselves):
 - ``cut-even``: as ``cut``, and row_i is even over C_i and i, without a self share, once i was parted from anybody.
 - ``settle``: lambda -> infinity as long as there is no jump after ``patience`` uploads: all others evenly.
@@ -47,7 +48,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedapa.core import exact_weights, group_test, weights
+from fedapa.core import exact_rows, exact_weights, group_test, weights
 from fedapa.core.tree import Tree, grown, writable
 from fedapa.methods import pfedla
 from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
@@ -59,6 +60,8 @@ Rule = Literal[
 ]
 Measure = Literal["direction", "distance"]
 CUTTING = ("cut", "cut-even", "settle")
+TOGETHER = (*CUTTING, "fixed")  # rules whose rows do not depend on what was remembered
+LOOKING_BACK = ("noise", "leave-one-out", "stability")  # rules that need the state of the last round beside the new one
 RIDGES, SHARES = (0.03, 0.1, 0.3, 1.0, 3.0), (0.0, 0.25, 0.5, 0.75)  # what leave-one-out chooses from
 CANDIDATES = list(product(RIDGES, SHARES))
 STABLE, FACTOR, STEEPEST, FLATTEST = 0.1, 1.5, 0.01, 10.0  # stability: legal change of a row, steps and range of lambda
@@ -89,6 +92,7 @@ class FedAPAExact(Method):
     ridge: float = hyper(
         0.5, "lambda in units of the mean squared distance to collaborators", 0.0, search="log:0.05..5"
     )
+    top_k: int = hyper(0, "mix at most so many others, the nearest (0: all; cut, settle, fixed)", 0)
     share: float = hyper(0.2, "self share (cut, settle, fixed, stability)", 0.0, 1.0, search="0..0.8")
     row_ema: float = hyper(0.5, "share of a row that stays from round to round", 0.0, 0.999, search="0..0.9")
     server_ema: float = hyper(0.0, "share of a client's model on the server that stays from visit to visit", 0.0, 0.999)
@@ -138,13 +142,19 @@ class FedAPAExact(Method):
     def absorb(self, task: Task, server: Tree, ids: Sequence[int], downs: Sequence[Tree], ups: Sequence[Tree]) -> Tree:
         own, theta = torch.tensor(list(ids)), writable(server["theta"], task.donate)
         past = self.server_ema * (server["heard"][own] > 0) if self.server_ema else None
-        ahead, fresh = weights.renew(theta, own, [up["theta"] for up in ups], self._pieces(task), past)
-        new = {key: value.clone() for key, value in server.items() if key != "theta"} | {"theta": theta}
+        look_back, uploads = self.rule in LOOKING_BACK, [up["theta"] for up in ups]
+        ahead, fresh = weights.renew(theta, own, uploads, self._pieces(task), past, look_back)
+        new = {key: value.clone() for key, value in server.items() if key not in ("theta", "A", "gaps")}
+        new |= {"theta": theta, "A": writable(server["A"], task.donate)}
+        new["gaps"] = writable(server["gaps"], task.donate and not look_back)
         new["gaps"][:, own] = fresh
         new["gaps"][:, :, own] = fresh.transpose(1, 2)
         new["heard"][own] += 1.0
         for block in range(len(ahead)):
             together = self._together(new, block, own)
+            if self.rule in TOGETHER and 0 < self.ridge < math.inf and int((new["heard"] > 0).sum()) > exact_rows.MANY:
+                self._write_rows(new, block, own.sort().values)
+                continue
             for k, i in enumerate(ids):
                 row = self._row(server, new, block, i, ahead[block, k]) if together is None else _even(together, i)
                 new["A"][block, i] = self.row_ema * server["A"][block, i] + (1 - self.row_ema) * row.float()
@@ -195,6 +205,8 @@ class FedAPAExact(Method):
         if self.rule in ("neighbour", "noise"):
             return exact_weights.priced(gaps, i, known, self.ridge, self._noise(old, new, block, i, ahead[i]))
         ridge, share = self._ridge_and_share(old, new, block, i, ahead)
+        if self.top_k and self.rule in TOGETHER:
+            known = exact_weights.closest(gaps, i, known, self.top_k)
         if self.rule in CUTTING and new["heard"][i] > self.patience:
             everybody, known = known, exact_weights.companions(gaps, i, known, self.jump_ratio)
             is_whole = torch.equal(known, everybody)
@@ -203,6 +215,23 @@ class FedAPAExact(Method):
             if self.rule == "settle" and is_whole:
                 ridge = math.inf
         return exact_weights.shared(exact_weights.of_others(gaps, i, known, ridge), i, share)
+
+    def _write_rows(self, new: Tree, block: int, own: Tensor) -> None:
+        """The same as ``_row`` for all who answered, together; rows are written into ``new``."""
+        A, around = new["A"][block], exact_rows.cloud(self._measured(new, block), new["heard"] > 0)
+        may_cut = (new["heard"][own] > self.patience) & (self.rule in CUTTING)
+        jump_ratio = torch.where(may_cut, self.jump_ratio, math.inf)
+        wanted = exact_rows.Rows(own, self.ridge, jump_ratio, self.top_k, A[own])
+        for found in exact_rows.of_others(around, wanted):
+            row = exact_weights.shared_by(found.weights, found.ids, self.share)
+            evenly = found.allowed.double().scatter(1, found.ids[:, None], 1.0)
+            if self.rule == "cut-even":
+                row = torch.where(found.parted[:, None], evenly / evenly.sum(1, keepdim=True), row)
+            if self.rule == "settle":
+                even = found.allowed / found.allowed.sum(1, keepdim=True)
+                settled = (new["heard"][found.ids] > self.patience) & ~found.parted
+                row = torch.where(settled[:, None], exact_weights.shared_by(even, found.ids, self.share), row)
+            A[found.ids] = self.row_ema * A[found.ids] + (1 - self.row_ema) * row.float()
 
     def _measured(self, server: Tree, block: int) -> Tensor:
         gaps: Tensor = server["gaps"][block]

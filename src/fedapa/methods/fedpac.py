@@ -11,7 +11,8 @@ Server  theta <- sum_i n_i theta_i / sum_i n_i;  c_k <- sum_i n_ik c_ik / sum_i 
 
 Deviations:
 - The QP runs over the clients that answered this round, as in the authors' code, by an exact active-set
-  method (core.simplex) instead of cvxpy. It always has an answer, so the code's fallbacks (eigenvalues <
+  method (core.simplex; of more than 128 clients together, core.simplex_rows) instead of cvxpy.
+  It always has an answer, so the code's fallbacks (eigenvalues <
   0.01 dropped, local head if that fails) have no counterpart. Weights below 1e-3 become zero, as there.
 - lr .1, momentum .5 and weight decay 5e-4 of the head's epoch are the authors'. Both optimisers are new at
   every visit, as in the authors' code. The extractor's epochs follow the task (authors: E = 5, lr .01 or .02,
@@ -29,15 +30,17 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedapa.core import exact_rows, simplex, simplex_rows
 from fedapa.core import prototypes as proto
-from fedapa.core import simplex
+from fedapa.core.simplex_rows import Programs
+from fedapa.core.threads import in_order
 from fedapa.core.tree import Tree, weighted_mean, with_rows
 from fedapa.methods.fedproto import attracted
 from fedapa.methods.method import Claims, Method, Role, Roles, hyper
@@ -138,8 +141,25 @@ def combination(h: Tensor, V: Tensor) -> Tensor:
     h, V = h.double(), V.double()
     h = h - h.mean(0)  # only differences count; centred, they lose fewer digits below
     inner = h @ h.T
-    rows = [simplex.minimise(torch.diag(V) + _around(inner, i)) for i in range(len(h))]
+    if len(h) > exact_rows.MANY and V.min() > 0:
+        rows = list(_rows(inner, V))
+    else:
+        rows = [simplex.minimise(torch.diag(V) + _around(inner, i)) for i in range(len(h))]
     return torch.stack([simplex.drop_small(a, SMALL) for a in rows]).float()
+
+
+def _rows(inner: Tensor, V: Tensor) -> Iterator[Tensor]:
+    """The same of many clients together: around the mean, all programs have the matrix inner + diag(V)."""
+    least = V.min()
+    shared = inner + torch.diag(V - least)
+
+    def solve(ids: Tensor) -> Tensor:
+        everybody = torch.ones(len(ids), len(V), dtype=torch.bool)
+        ridge, start = least.expand(len(ids)), torch.zeros(len(ids), len(V))
+        return simplex_rows.minimise(Programs(shared, inner[ids], ridge, everybody, start))
+
+    for part in in_order(solve, torch.split(torch.arange(len(V)), exact_rows.ROWS)):
+        yield from part
 
 
 def _around(inner: Tensor, i: int) -> Tensor:

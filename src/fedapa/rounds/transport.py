@@ -5,7 +5,6 @@ A client's new state takes effect when the loop commits it, so a refused upload 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
@@ -13,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from fedapa.core.threads import available_cores as available_cores
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError
@@ -230,7 +230,3 @@ class InProcess:
 def _start(method: Method, task: Task, i: int, seed: int, client: Tree) -> Tree:
     """The common start, or that of the client's own architecture."""
     return client if task.architectures is None else method.init(task.for_client(i), seed)[1]
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,19 +1,25 @@
-"""Checkpoints: one safetensors file per round, written atomically and checked when read."""
+"""Checkpoints: one safetensors file per round, written atomically and checked when read.
+
+A checkpoint is whole, or it holds what changed since a whole one, its base: clients that did not train since are not
+written again. Beside the newest two, their bases stay and one whole checkpoint more, so that no file is needed by all:
+a damaged one, base or not, costs rounds and not the run.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from fedapa.core.tree import Tree, digest, raw
+from fedapa.core.tree import Tree, count_bytes, digest, raw
 from fedapa.errors import RunError
 from fedapa.rounds.round_log import State
 from fedapa.rounds.tensor_storage import TensorStore
@@ -39,19 +45,105 @@ DTYPES = {
 KEEP = 2  # the newest, and one more in case the newest is damaged
 
 
+WORTH = 1 / 3  # of a whole checkpoint: one without idle clients must save as much
+LEAST = 2**20  # bytes, and at least so many
+
+
 class Checkpoint(NamedTuple):
     state: State
     records: list[Record]
 
 
+class Base(NamedTuple):
+    """A whole checkpoint that others build on."""
+
+    round: int
+    digest: str
+
+
+class Writer:
+    """Writes a run's checkpoints; a client that did not train since the last whole one is not written again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._base: Base | None = None
+        self._changed: set[int] = set()  # clients, since the base
+
+    def changed(self, clients: Iterable[int]) -> None:
+        """These have other records than before."""
+        self._changed |= set(clients)
+
+    def write(self, checkpoint: Checkpoint, whole: bool = False) -> Path:
+        """Write what is needed, or all of it, atomically; then delete what is no longer."""
+        if self._base is not None and not whole and _saves(checkpoint, self._changed):
+            path, _ = _write(self.folder, checkpoint, self._base, self._changed)
+            return path
+        self._base, self._changed = None, set()
+        path, found = _write(self.folder, checkpoint)
+        self._base = Base(checkpoint.state.round, found)
+        return path
+
+
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically, then delete all but the last few."""
+    """Write a whole checkpoint atomically, then delete all but the last few."""
+    return _write(folder, checkpoint)[0]
+
+
+def _write(
+    folder: Path, checkpoint: Checkpoint, base: Base | None = None, changed: Container[int] = ()
+) -> tuple[Path, str]:
     make_folder(folder)
-    path = folder / f"round-{checkpoint.state.round:06d}.safetensors"
-    write_tree(path, _flatten(checkpoint))
-    for old in _all(folder)[:-KEEP]:
+    path = _path(folder, checkpoint.state.round)
+    tree = _flatten(checkpoint)
+    if base is not None:
+        tree = {name: leaf for name, leaf in tree.items() if (i := _client(name)) is None or i in changed}
+        tree["base"], tree["base digest"] = torch.tensor(base.round), _digest_tensor(base.digest)
+        tree["changed"] = torch.tensor([i in changed for i in range(len(checkpoint.records))])
+    found = write_tree(path, tree)
+    for old in _superfluous(_all(folder)):
         old.unlink()
-    return path
+    return path, found
+
+
+def _saves(checkpoint: Checkpoint, changed: Container[int]) -> bool:
+    """Is it worth while to leave out the clients that did not change?"""
+    sizes = [count_bytes(record.state) + count_bytes(record.memory) for record in checkpoint.records]
+    idle = sum(size for i, size in enumerate(sizes) if i not in changed)
+    return idle >= max(LEAST, WORTH * (sum(sizes) + count_bytes(checkpoint.state.server)))
+
+
+def _superfluous(paths: Sequence[Path]) -> list[Path]:
+    """All but the newest few, their bases, and one whole checkpoint beside the newest whole one."""
+    bases = {path: _base_of(path) for path in paths}
+    kept = set(paths[-KEEP:])
+    kept |= {_path(path.parent, base) for path in kept if (base := bases[path]) is not None}
+    whole = [path for path in paths if bases[path] is None]
+    if any(bases[path] is not None for path in paths[-KEEP:]):
+        kept |= set(whole[-2:])
+    return [path for path in paths if path not in kept]
+
+
+def _base_of(path: Path) -> int | None:
+    """The round of a checkpoint's base; None if it is whole, or cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(file.get_tensor("base")) if "base" in file.keys() else None  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError):
+        return None
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:06d}.safetensors"
+
+
+def _digest_tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def _client(name: str) -> int | None:
+    """Whose record a tensor is part of."""
+    kind, _, rest = name.partition("/")
+    return int(rest.partition("/")[0]) if kind in ("client", "memory") else None
 
 
 def newest(folder: Path, tensors: TensorStore | None = None) -> Checkpoint | None:
@@ -69,7 +161,17 @@ def newest(folder: Path, tensors: TensorStore | None = None) -> Checkpoint | Non
 
 def read(path: Path, tensors: TensorStore | None = None) -> Checkpoint:
     """The content of a checkpoint, in memory or where ``tensors`` puts it."""
-    return _unflatten(read_tree(path, tensors))
+    tree = read_tree(path, tensors)
+    if "base" not in tree:
+        return _unflatten(tree)
+    base = _path(path.parent, int(tree["base"]))
+    if not base.is_file():
+        raise RunError(f"{path}: builds on {base.name}, which is missing")
+    rest = read_tree(base, TensorStore())
+    if not torch.equal(_digest_tensor(digest(rest)), tree["base digest"]):
+        raise RunError(f"{path}: builds on another {base.name} than this one")
+    changed = tree["changed"].tolist()
+    return _unflatten(tree | {k: v for k, v in rest.items() if (i := _client(k)) is not None and not changed[i]})
 
 
 def write_tree(path: Path, tree: Tree) -> str:
@@ -136,9 +238,8 @@ def _unflatten(tree: Tree) -> Checkpoint:
     server = _under(tree, "server/", tree)
     by_client: list[tuple[list[str], list[str]]] = [([], []) for _ in range(clients)]
     for name in tree:
-        kind, _, rest = name.partition("/")
-        if kind in ("client", "memory"):
-            by_client[int(rest.partition("/")[0])][kind == "memory"].append(name)
+        if (i := _client(name)) is not None:
+            by_client[i][name.startswith("memory/")].append(name)
     records = [
         Record(_under(tree, f"client/{i}/", mine), _under(tree, f"memory/{i}/", memory))
         for i, (mine, memory) in enumerate(by_client)

@@ -400,7 +400,8 @@ def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
 
 
 def logs(db: sqlite3.Connection) -> list[RoundLog]:
-    """The round logs as the loop wrote them, except for the order of clients within a round."""
+    """The round logs as the loop wrote them, except for the order of clients within a round, and without the watched
+    tensors of all rounds but the last: ``matrices`` and ``clusters`` read those one by one."""
     found, scores = {}, scores_of(db)
     for t, clients, training, server in db.execute(
         "SELECT round, seconds - server_seconds, training_seconds, server_seconds FROM round ORDER BY round"
@@ -415,7 +416,8 @@ def logs(db: sqlite3.Connection) -> list[RoundLog]:
         )
     for event in events(db):
         found[event[0]].events.append(Event(*event))
-    for t, name, shape, blob in db.execute("SELECT round, name, shape, float32 FROM watched"):
+    last = "SELECT round, name, shape, float32 FROM watched WHERE round = (SELECT max(round) FROM round)"
+    for t, name, shape, blob in db.execute(last):
         found[t].watched[name] = torch.frombuffer(bytearray(blob), dtype=torch.float32).reshape(json.loads(shape))
     return list(found.values())
 

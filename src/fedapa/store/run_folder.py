@@ -149,6 +149,7 @@ class RunFolder:
             self._lock.close()
             raise
         self._writer = ThreadPoolExecutor(1)
+        self._checkpoints = checkpoint.Writer(folder / "checkpoints")
         self._writing: Future[Path] | None = None
         self._transport: Transport | None = None
 
@@ -199,6 +200,7 @@ class RunFolder:
         self._say(f"round {log.round + 1}/{self.rounds}: {len(log.trained)} clients trained")
         for event in log.events:
             self._say(f"  {event.kind}: {event.text}")
+        self._checkpoints.changed([*log.trained, *range(first, len(state.last))])
         if state.round % self.every == 0 or state.round == self.rounds:
             self._save(Checkpoint(state, self._transport.records()))
 
@@ -260,8 +262,9 @@ class RunFolder:
 
     def _save(self, point: Checkpoint) -> None:
         """Write while the next round trains. States are not changed in place, unless the server's is too large."""
-        self._writing = self._writer.submit(checkpoint.write, self.folder / "checkpoints", point)
-        if is_donated(point.state.server) or point.state.round == self.rounds:
+        last = point.state.round == self.rounds
+        self._writing = self._writer.submit(self._checkpoints.write, point, last)
+        if is_donated(point.state.server) or last:
             self._settle()
 
     def _settle(self) -> None:

@@ -19,8 +19,10 @@ from fedapa.core.tree import Tree, count_bytes
 from fedapa.data.federated import ClientData, Federated
 from fedapa.methods.method import Method
 from fedapa.rounds.expected_uploads import Expected
+from fedapa.rounds.round_log import WATCHED_BYTES
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
+from fedapa.store.checkpoint import KEEP, LEAST, WORTH
 from fedapa.training.engines.choice import one_thread
 from fedapa.training.local import Job, Pass, Plain, Trained, outputs, train
 from fedapa.training.model import build_model
@@ -30,16 +32,19 @@ T = TypeVar("T")
 FEW = (8, 16, 24)  # numbers of clients by which sizes are extrapolated to more
 WIDTHS = (4, 8)  # inputs of two tiny models by which sizes are extrapolated to a large one
 SMALL = 2**28  # bytes of models that may really be made
+VISIT_ROW, SCORE_ROW, FIXED = 50, 60, 2e5  # bytes in run.db: of a client and round, of one of its scores, of the rest
+LOG = 5e6  # bytes of run.db-wal, beside a round that is larger than that
 ROWS = 512  # samples of a pass that are really taken
 
 
 class Sizes(NamedTuple):
-    """Bytes; of the messages of one client and round, of the server's state and of one client's."""
+    """Bytes; of the messages of one client and round, of the server's state, of one client's, and what is watched."""
 
     down: float
     up: float
     server: float
     client: float
+    watched: float
 
 
 class Seconds(NamedTuple):
@@ -97,7 +102,28 @@ def _with_model(task: Task, width: int) -> Task:
 def _counted(method: Method, task: Task, sample: Tensor) -> Sizes:
     server, client = method.init(task, 0)
     down, up = Expected(method, task, sample).exchanges(3)[-1]
-    return Sizes(*(float(count_bytes(tree)) for tree in (down, up, server, client)))
+    return Sizes(*(float(count_bytes(tree)) for tree in (down, up, server, client, method.watch(server))))
+
+
+def states(found: Sizes, task: Task) -> float:
+    """Bytes of the server's state and of all clients', with their optimisers': one whole checkpoint."""
+    return found.server + task.clients * (found.client + 4 * (task.P + task.Q))
+
+
+def disk(found: Sizes, task: Task, plan: Plan, validation: bool) -> float:
+    """The most bytes that a run's folder takes at any time: checkpoints, run.db and the history of weights."""
+    whole, low = states(found, task), plan.participation[0]
+    partly = (1 - low) * (whole - found.server) >= max(LEAST, WORTH * whole)
+    checkpoints = (2 + 3 * (1 - WORTH) if partly else KEEP + 1) * whole  # the last of them is being written
+    scores = 2 * (1 + validation) * len(task.objective.scores) / max(plan.evaluate_every, 1)  # before and after
+    rows = task.clients * plan.rounds * (VISIT_ROW + SCORE_ROW * scores)
+    history = min(found.watched * plan.rounds, WATCHED_BYTES + 2 * found.watched)
+    return checkpoints + rows + history + LOG + found.watched + FIXED
+
+
+def memory(found: Sizes, task: Task, cores: int) -> float:
+    """Bytes beside data and libraries: states, what an aggregation makes beside them, models in training."""
+    return states(found, task) + 3 * found.watched + 5 * 4 * (task.P + task.Q) * cores
 
 
 # -------------------------------------------------------------------------------------------------------------- time

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from fedapa.core.threads import one_thread as one_thread
 from fedapa.data.federated import Federated, Split
 from fedapa.data.samples import in_memory
 from fedapa.errors import InputError
@@ -184,14 +184,3 @@ def seconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
     work()
     return time.thread_time() - began
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As in a run: parallel over clients, never inside one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
