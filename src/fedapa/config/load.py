@@ -236,6 +236,8 @@ def _unknown(base: str) -> tuple[str, str]:
             entry(base)
         except InputError as error:
             return error.message, error.hint
+    if base.endswith(".py"):
+        return f"{base!r} is a file, and the method is a class in it", f"name both: {base}:CLASS"
     return f"unknown method {base!r}", did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
 
 
