@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help docs coverage test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check lint types tests format bench parity clean
+.PHONY: help docs coverage pictures test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check lint types tests format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -30,7 +30,7 @@ docs: $(READY) ## build the documentation as a site that needs no network: build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
-coverage: $(READY) ## all tests again with coverage; fails below the floor of pyproject.toml
+coverage: check browser ## the same with coverage; fails below the floor of pyproject.toml
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
@@ -40,6 +40,9 @@ browser: ## install Debian's Chromium for the tests of pages, where it is missin
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \
 	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; } \
 	  || echo "no chromium here: the tests of pages will be skipped"
+
+pictures: $(READY) browser ## store new pictures of the pages, after a change that was meant; look at them
+	FEDAPA_PICTURES=store $(BIN)/pytest -n0 tests/dashboard/test_pictures.py
 
 demo-federation: $(READY) ## a coordinator and four sites on this machine, over TLS
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/federation.sh
@@ -76,7 +79,8 @@ bench: $(READY) ## measure the engines against a plain loop, on an otherwise idl
 parity: $(READY) ## compare with the released FedAPA code and PFLlib in lockstep: AUTHORS=dir PFLLIB=dir, two git clones
 	$(BIN)/python tests/parity/parity_table.py --authors "$(AUTHORS)" --pfllib "$(PFLLIB)" --page docs/parity.md
 
-check: lint types ## lint, types and the direction of imports
+SCHEMA = $(BIN)/check-jsonschema --quiet --builtin-schema vendor.
+check: lint types ## lint, types, the direction of imports; the container's recipe and the workflows
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -85,6 +89,13 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint deploy/Containerfile
+	$(SCHEMA)compose-spec deploy/compose.yml
+	$(SCHEMA)github-workflows .github/workflows/*.yml
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/method.yml
+	$(SCHEMA)citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .github
 
 format: $(READY) ## put the code into shape
 	$(BIN)/ruff check --fix .

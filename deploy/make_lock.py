@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
 EXTRAS = ("flower", "parquet")
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; PyPI has no version that ends in +cpu
 
 
 def resolve() -> list[dict[str, Any]]:
@@ -35,6 +36,8 @@ def resolve() -> list[dict[str, Any]]:
 
 def lock(found: list[dict[str, Any]]) -> str:
     lines = [f"# Made by deploy/make_lock.py for {where()}: pip install --require-hashes -r requirements.lock"]
+    if any(str(item["metadata"]["version"]).endswith("+cpu") for item in found):
+        lines.append(f"--extra-index-url {CPU_BUILDS}")
     for item in found:
         lines.append(f"{item['metadata']['name']}=={item['metadata']['version']} --hash=sha256:{digest(item)}")
     return "\n".join(lines) + "\n"

@@ -23,9 +23,9 @@ allocations that both have, so rows with another number of allocations are not c
 To add a method, play it on the board and hand the runs in. The command checks them and adds the rows; a pull request
 with `experiments/results/submitted.json` brings them here.
 
-```
-fedapa sweep experiments/recipes.toml --method my.py:MyMethod --out runs/mine
-fedapa submit runs/mine --board experiments/recipes.toml --to experiments/results/submitted.json --by "Your name"
+```console
+$ fedapa sweep experiments/recipes.toml --method my.py:MyMethod --out runs/mine
+$ fedapa submit runs/mine --board experiments/recipes.toml --to experiments/results/submitted.json --by "Your name"
 ```
 
 Whoever merges runs the second line with `--replay 1`: a run chosen by chance then must come out the same.

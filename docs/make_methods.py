@@ -7,7 +7,9 @@ the code really has on LeNet-5, CIFAR-10 and 20 clients.
 from __future__ import annotations
 
 import sys
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,20 +62,47 @@ def pages() -> dict[str, str]:
         f"| [{e.title}](methods/{name}.md) | `{name}` | {e.year} | {e.up} | {e.stays} |" for name, e in METHODS.items()
     ]
     head = ["| method | name | year | leaves a client | stays there |", "|---|---|---|---|---|"]
-    index = "\n".join([INTRO, *head, *rows, NOTES])
-    return {"methods.md": index, **{f"methods/{name}.md": entry_of(name, task) for name in METHODS}}
+    found = {"methods.md": "\n".join([INTRO, *head, *rows, NOTES])}
+    for name in METHODS:
+        exchanged = exchange(make(name), task)
+        found[f"methods/{name}.md"] = entry_of(name, task, exchanged)
+        if _same(name) == name:
+            found[f"methods/{name}.svg"] = picture(METHODS[name].title, exchanged)
+    return found
 
 
-def entry_of(name: str, task: Task) -> str:
+class Exchange(NamedTuple):
+    """What the two sides keep, and what goes between them."""
+
+    server: Tree
+    client: Tree
+    down: Tree
+    up: Tree
+
+    @property
+    def kib(self) -> float:
+        return (count_bytes(self.down) + count_bytes(self.up)) / 1024
+
+
+def exchange(method: Method, task: Task) -> Exchange:
+    return Exchange(*method.init(task, 0), *wire(method, task, torch.zeros(3, 32, 32)))
+
+
+def _same(name: str) -> str:
+    """The first method with the same code."""
+    return next(other for other, found in METHODS.items() if found.where == METHODS[name].where)
+
+
+def entry_of(name: str, task: Task, exchanged: Exchange) -> str:
     entry, method = METHODS[name], make(name)
     lines = [f"# {entry.title}", "", _gets(name), ""]
-    same = next(other for other, found in METHODS.items() if found.where == entry.where)
-    if same != name:
+    if (same := _same(name)) != name:
         return "\n".join([*lines, f"The method [{METHODS[same].title}]({same}.md) with {settings(name)}.", ""])
     document = sys.modules[method_class(name).__module__].__doc__ or ""
     rule = ["## Rule", "", "```text", document.strip(), "```", ""]
     used = ["## Use it", "", "```console", f"$ fedapa run cifar10-dirichlet --method local,{name}", "```", ""]
-    return "\n".join([*lines, *rule, *facts(method, task), *trained(name), *used, *paper(name)]).rstrip() + "\n"
+    told = [*lines, *rule, *facts(name, method, task, exchanged), *trained(name), *used, *paper(name)]
+    return "\n".join(told).rstrip() + "\n"
 
 
 def _gets(name: str) -> str:
@@ -92,16 +121,14 @@ def settings(name: str) -> str:
     return ", ".join(f"`{key} = {value!r}`" for key, value in METHODS[name].preset.items())
 
 
-def facts(method: Method, task: Task) -> list[str]:
-    server, client = method.init(task, 0)
-    down, up = wire(method, task, torch.zeros(3, 32, 32))
-    kib = (count_bytes(down) + count_bytes(up)) / 1024
-    rows = [("server keeps", shapes(server)), ("client keeps", shapes(client))]
-    rows += [("down", shapes(down)), ("up", shapes(up))]
-    rows += [("per client and round", f"{kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
+def facts(name: str, method: Method, task: Task, found: Exchange) -> list[str]:
+    figure = f"![{METHODS[name].title}: what the server and a client keep and send]({name}.svg)"
+    rows = [("server keeps", shapes(found.server)), ("client keeps", shapes(found.client))]
+    rows += [("down", shapes(found.down)), ("up", shapes(found.up))]
+    rows += [("per client and round", f"{found.kib:.1f} KiB"), ("evaluated", f"{method.evaluated} local training")]
     rows += [("schedule", method.schedule), ("a client that joins later", joins(method, task))]
     table = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
-    return ["## State and messages", "", *table, *hypers(type(method))]
+    return ["## State and messages", "", figure, "", *table, *hypers(type(method))]
 
 
 def trained(name: str) -> list[str]:
@@ -151,6 +178,63 @@ def hypers(cls: type[Method]) -> list[str]:
 
 def shapes(tree: Tree) -> str:
     return ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in tree.items()) or "nothing"
+
+
+# ------------------------------------------------------------------------------------------------------------- figure
+
+BOX, GAP, LINE, MOST_LINES = 260, 240, 19, 6  # pixels; more tensors than fit are counted
+STYLE = "text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.q{fill:#5c636c}.m{text-anchor:middle}"
+
+
+def picture(title: str, found: Exchange) -> str:
+    """The server left, a client right, what each keeps in its box and what is sent along the arrows between."""
+    server, client = (["server keeps", *listed(found.server)], ["each client keeps", *listed(found.client)])
+    down, up = listed(found.down), listed(found.up)
+    needed = max(LINE * max(len(server), len(client)), LINE * (len(down) + len(up)) + 48)
+    width, height = 2 * BOX + GAP + 40, needed + 48
+    middle, end = 20 + BOX + GAP / 2, 20 + BOX + GAP
+    first = 34 + LINE * len(down)
+    second = first + 24
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f"<title>{escape(title)}: what the server and a client keep and send</title><style>{STYLE}</style>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
+        *_box(20, height, server),
+        *_box(end, height, client),
+        *(_text(middle, 34 + LINE * k, line, "m") for k, line in enumerate(down)),
+        *(_arrow(20 + BOX + 8, end - 8, first, "#0067a8") if found.down else ()),
+        *(_arrow(end - 8, 20 + BOX + 8, second, "#c4500a") if found.up else ()),
+        *(_text(middle, second + 20 + LINE * k, line, "m") for k, line in enumerate(up)),
+        _text(middle, height - 12, f"{found.kib:,.1f} KiB per client and round", "m q"),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def listed(tree: Tree) -> list[str]:
+    lines = [f"{name} {' × '.join(f'{n:,}' for n in leaf.shape)}".strip() for name, leaf in tree.items()]
+    if len(lines) > MOST_LINES:
+        return [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more"]
+    return lines or ["nothing"]
+
+
+def _box(x: float, height: int, lines: list[str]) -> list[str]:
+    outline = f'<rect x="{x}" y="12" width="{BOX}" height="{height - 24}" rx="8" fill="#f6f7f9" stroke="#d9dde2"/>'
+    texts = [_text(x + 14, 34 + LINE * k, line, "" if k else "t") for k, line in enumerate(lines)]
+    return [outline, *texts]
+
+
+def _text(x: float, y: float, words: str, kind: str) -> str:
+    style = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:g}" y="{y:g}"{style}>{escape(words)}</text>'
+
+
+def _arrow(start: float, end: float, y: float, colour: str) -> list[str]:
+    back = 9 if end < start else -9
+    return [
+        f'<path d="M{start:g} {y:g}H{end + back:g}" stroke="{colour}" stroke-width="2"/>',
+        f'<path d="M{end:g} {y:g}l{back} -5v10z" fill="{colour}"/>',
+    ]
 
 
 def paper(name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,14 @@ class Looker:
     faults: list[str] = field(default_factory=list)
 
     @contextmanager
-    def look(self, address: str, width: int = WIDE, scheme: str = "light") -> Iterator[Any]:
+    def look(
+        self, address: str, width: int = WIDE, scheme: str = "light", height: int = 900, script: str = "", **more: Any
+    ) -> Iterator[Any]:
         """The loaded page; whatever scripts, console or network complain about is in ``faults``."""
         self.faults = []
-        tab = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        tab = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, **more)
+        if script:
+            tab.add_init_script(script)
         tab.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         tab.on("console", lambda said: self.faults.append(f"console: {said.text}") if said.type in ALARMS else None)
         tab.on("requestfailed", self._failed)
@@ -62,6 +67,28 @@ BROKEN = """() => [
 REPEATED = """() => { const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
   return [...new Set(ids.filter((id, k) => ids.indexOf(id) !== k))] }"""
 
+# Every text with less than 4.5 : 1 (3 : 1 where it is large) between its colour and what lies behind it.
+FAINT = """() => {
+  const f = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4 };
+  const light = ([r, g, b]) => {
+    return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b) };
+  const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const behind = (node) => { for (let n = node; n; n = n.parentElement) {
+    const c = rgb(getComputedStyle(n).backgroundColor);
+    if (c.length === 3 || c[3] === 1) return c } return [255, 255, 255] };
+  const found = new Set();
+  for (const node of document.querySelectorAll("body *")) {
+    if (node.closest("svg, [hidden], .hidden, .skip, dialog:not([open])") || node.disabled) continue;
+    const words = [...node.childNodes].some((c) => c.nodeType === 3 && c.textContent.trim());
+    if (!words || !node.getClientRects().length) continue;
+    const style = getComputedStyle(node), [a, b] = [light(rgb(style.color)), light(behind(node))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.6 && style.fontWeight >= 700);
+    if (ratio < (large ? 3 : 4.5)) found.add(`${node.className || node.tagName} ${ratio.toFixed(2)} ${style.color}`);
+  }
+  return [...found];
+}"""
+
 
 @contextmanager
 def open_browser() -> Iterator[Looker]:
@@ -69,15 +96,21 @@ def open_browser() -> Iterator[Looker]:
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )
+    with playwright.sync_playwright() as driver, launched(driver.chromium) as found:
+        yield found
+
+
+@contextmanager
+def launched(kind: Any, **environment: str) -> Iterator[Looker]:
+    """A browser of this kind with more in its environment."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed: make browser")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, headless=True, args=FLAGS)
-        try:
-            yield Looker(browser)
-        finally:
-            browser.close()
+    browser = kind.launch(executable_path=program, headless=True, args=FLAGS, env={**os.environ, **environment})
+    try:
+        yield Looker(browser)
+    finally:
+        browser.close()
 
 
 def address(path: Path) -> str:

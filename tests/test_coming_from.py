@@ -26,8 +26,8 @@ def test_every_command_of_the_page(fedapa: Call, tmp_path: Path) -> None:
 
 def test_the_python_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    first = re.findall(r"```python\n(import fedapa.*?)```", PAGE, re.S)[0]
-    exec(compile(first, "page", "exec"), {})
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+        exec(compile(code, "page", "exec"), {})
     out = capsys.readouterr().out
     assert "over local" in out
     assert "ClientRow(client=0" in out

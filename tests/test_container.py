@@ -31,7 +31,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 def test_the_recipe_is_careful() -> None:
     lines = RECIPE.splitlines()
     assert "--require-hashes" in RECIPE
-    assert lines.index("USER fedapa") < lines.index('ENTRYPOINT ["fedapa"]')
+    assert lines.index("USER 10001") < lines.index('ENTRYPOINT ["fedapa"]')
     assert not re.search(r"FROM \S+:latest|curl|chmod 777|--privileged", RECIPE)
     known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
     assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known

@@ -7,9 +7,15 @@ import tomllib
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
+import tomli_w
 
+import fedapa as fa
 from fedapa.cli import group
+from fedapa.config.grid import laid_over, load_scenarios
+from fedapa.config.load import as_table, load
+from fedapa.tune.space import asked_for, spaces
 from maker import load_maker
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +27,7 @@ def test_methods_pages_are_current() -> None:
         path = ROOT / "docs" / name
         assert path.is_file(), f"{name} is missing: run python docs/make_methods.py"
         assert path.read_text(encoding="utf-8") == text, f"{name}: run python docs/make_methods.py"
-    kept = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "methods").glob("*.md")}
+    kept = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "methods").iterdir()}
     assert kept <= pages.keys(), f"of methods that are gone: {kept - pages.keys()}"
 
 
@@ -98,21 +104,64 @@ def shown_commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "words"), shown_commands(), ids=lambda value: str(value)[:60])
-def test_commands_of_the_pages_exist_with_their_options(page: str, words: list[str]) -> None:
+def test_commands_of_the_pages_are_understood(page: str, words: list[str]) -> None:
+    """Read by the parser of the real command: verbs, options, their values, and as many arguments as it takes."""
     command: click.Command = group
-    while isinstance(command, click.Group) and words and not words[0].startswith(("-", "[")) and words[0].islower():
+    while isinstance(command, click.Group) and words and words[0] not in ("-h", "--help"):
         found = command.get_command(click.Context(command), words[0])
         assert found is not None, f"{page}: there is no command {words[0]!r}"
         command, words = found, words[1:]
-    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help", "-h"}
-    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
-    assert set(given) <= known, f"{page}: {command.name} has no {set(given) - known}"
+    if {"-h", "--help"} & set(words):
+        return
+    context = click.Context(command)
+    try:
+        values, left, _ = command.make_parser(context).parse_args(list(words))
+        for option in command.params:
+            given = values.get(option.name)
+            if isinstance(given, str | list) and not isinstance(option.type, click.Path):
+                option.type_cast_value(context, given)
+    except click.UsageError as error:
+        pytest.fail(f"{page}: {error.format_message()}")
+    assert left == [], f"{page}: {command.name} takes no {left}"
+
+
+def test_every_block_says_what_it_is() -> None:
+    """Then the tests here know what to do with it; `text` is a drawing or a formula."""
+    for page in PAGES:
+        fences = re.findall(r"^ *```(\w*)$", page.read_text(encoding="utf-8"), re.M)
+        assert set(fences[::2]) <= {"console", "python", "toml", "ini", "text"}, page.name
+        assert set(fences[1::2]) <= {""}, page.name
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.name)
-def test_toml_of_the_pages_is_toml(page: Path) -> None:
+def test_toml_of_the_pages_is_a_config(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On top of the demo's config, or as a search space of `fedapa tune`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_method.py").write_text((ROOT / "examples" / "my_method.py").read_text())
+    demo = as_table(load("demo"))
     for block in blocks(page, "toml"):
-        tomllib.loads(textwrap.dedent(block))
+        table = tomllib.loads(textwrap.dedent(block))
+        (tmp_path / "shown.toml").write_text(tomli_w.dumps(table))
+        if table.keys() & {"ditto"}:
+            assert spaces(load("demo", ['methods=["ditto"]']), asked_for(tmp_path / "shown.toml", ()))
+            continue
+        base = {key: value for key, value in demo.items() if key != "data" or not table.keys() & {"sites", "scenario"}}
+        (tmp_path / "shown.toml").write_text(tomli_w.dumps(laid_over(base, table)))
+        assert load_scenarios(str(tmp_path / "shown.toml"))
+
+
+def test_python_of_the_page_of_models_runs() -> None:
+    """A ResNet-18 takes half a minute, so a small model stands in for it."""
+    (code,) = blocks(ROOT / "docs" / "models.md", "python")
+    images, labels = np.zeros((20, 3, 32, 32), dtype=np.float32), np.arange(20) % 10
+    names = {"fa": fa, "clients": [(images, labels, images, labels)] * 2}
+    exec(compile(code.replace('"resnet18"', '"mlp"'), "models.md", "exec"), names)
+
+
+def test_no_page_has_python_that_is_not_run() -> None:
+    """The second is run by test_coming_from.py."""
+    run = {"README.md", "coming-from-other-libraries.md", "models.md"}
+    assert {page.name for page in PAGES if blocks(page, "python")} == run
 
 
 def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +182,7 @@ def test_the_readme_is_short() -> None:
 
 def test_every_page_opens_with_words() -> None:
     """A title, then what the reader gets; no table, list or code first."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.strip()]
         assert lines[0].startswith("# "), page.name
-        if not page.name.startswith("start-"):
-            assert re.match(r"[A-Z`*\[\"]", lines[1]), f"{page.name} opens with {lines[1]!r}"
+        assert re.match(r"[A-Z`*\[\"]", lines[1]), f"{page.name} opens with {lines[1]!r}"

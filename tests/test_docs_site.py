@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import OVERFLOW, PHONE, Looker, address
+from browser import FAINT, OVERFLOW, PHONE, Looker, address
 from maker import load_maker
 
 pytest.importorskip("mkdocs", reason="the docs extra is not installed: pip install 'fedapa[docs]'")
@@ -71,11 +71,14 @@ def test_the_site_in_a_browser(site: Path, browser: Looker) -> None:
         ("index", 1280, "light"),
         ("results/table1", PHONE, "dark"),
         ("methods", 1920, "light"),
+        ("methods/fedapa", 1280, "dark"),
     ):
         with browser.look(address(site / f"{page}.html"), width, scheme) as tab:
             assert tab.evaluate(OVERFLOW) <= 0, page
             asked = [fault for fault in browser.faults if "http" in fault or fault.startswith(("script", "console"))]
             assert asked == [], page
+            faint = [text for text in tab.evaluate(FAINT) if not text.startswith("md-skip")]  # out of sight
+            assert faint == [], page
     with browser.look(address(site / "index.html"), 1280) as tab:
         tab.locator("input.md-search__input").first.click()
         tab.keyboard.type("prototype", delay=30)

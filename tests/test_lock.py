@@ -14,7 +14,7 @@ LINE = re.compile(r"([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})")
 
 def locked() -> dict[str, tuple[str, str]]:
     lines = (ROOT / "deploy" / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
+    found = [LINE.fullmatch(line) for line in lines if not line.startswith(("#", "--extra-index-url "))]
     assert all(found), "a line without a version or a hash"
     return {canonicalize_name(one[1]): (one[2], one[3]) for one in found if one}
 
@@ -27,6 +27,13 @@ def test_what_the_project_needs_is_locked_in_a_version_that_it_takes() -> None:
         wanted = Requirement(word)
         version, _ = known[canonicalize_name(wanted.name)]
         assert wanted.specifier.contains(version), f"{word}: {version} is locked; run python deploy/make_lock.py"
+
+
+def test_a_build_that_pypi_does_not_have_comes_with_its_place() -> None:
+    """PyPI refuses versions with a local part, such as 2.13.0+cpu: pip would find none and stop."""
+    text = (ROOT / "deploy" / "requirements.lock").read_text(encoding="utf-8")
+    local = {version.partition("+")[2] for version, _ in locked().values() if "+" in version}
+    assert set(re.findall(r"^--extra-index-url https://download\.pytorch\.org/whl/(\w+)$", text, re.M)) == local
 
 
 def test_the_bill_of_materials_lists_the_same() -> None:

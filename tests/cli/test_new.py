@@ -23,9 +23,12 @@ def test_every_skeleton_passes_its_own_tests(fedapa: Call, tmp_path: Path) -> No
         assert answer.code == 0, answer.err
         assert all(Path(line).is_file() for line in answer.out.splitlines())
         assert "next: " in answer.err
+        assert "python -m pytest" in answer.err
     done = own_tests(tmp_path)
     assert done.returncode == 0, done.stdout
     assert "6 passed" in done.stdout
+    answer = fedapa("run", "demo", "--method", "half_way.py", "--set", "run.rounds=1")
+    assert (answer.code, "half_way.py:CLASS" in answer.err) == (2, True)
     wrong = (tmp_path / "half_way.py").read_text().replace("self.step * (mean", "-self.step * (mean")
     (tmp_path / "half_way.py").write_text(wrong)  # the server walks away from the clients' mean
     assert fedapa("verify", "half_way.py").code == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -25,9 +26,9 @@ SKELETONS = {
     },
 }
 NEXT = {
-    "method": "fedapa verify {name}.py; pytest test_{name}.py; docs/add-a-method.md",
-    "dataset": "python {name}.py; pytest test_{name}.py; docs/start-researcher.md",
-    "federation": "fedapa silo run {name}/federation.toml; pytest {name}; docs/start-coordinator.md",
+    "method": "fedapa verify {name}.py; {pytest} test_{name}.py; fedapa run demo --method local,{name}.py:{title}",
+    "dataset": "python {name}.py; {pytest} test_{name}.py; docs/start-researcher.md",
+    "federation": "fedapa silo run {name}/federation.toml; {pytest} {name}; docs/start-coordinator.md",
 }
 
 
@@ -47,7 +48,7 @@ def command(kind: str, name: str, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         click.echo(path)
-    click.echo(f"next: {NEXT[kind].format(name=name)}", err=True)
+    click.echo(f"next: {NEXT[kind].format(name=name, title=_title(name), pytest=_pytest())}", err=True)
 
 
 def _checked(name: str) -> str:
@@ -60,5 +61,13 @@ def _checked(name: str) -> str:
 
 def _filled(source: str, name: str) -> str:
     text = (resources.files("fedapa.cli") / "skeletons" / source).read_text(encoding="utf-8")
-    title = "".join(word.capitalize() for word in name.split("_"))
-    return Template(text).safe_substitute(name=name, title=title)
+    return Template(text).safe_substitute(name=name, title=_title(name))
+
+
+def _title(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _pytest() -> str:
+    """How to call pytest of this Python; another one on the path would not find fedapa."""
+    return f"{'' if find_spec('pytest') else 'pip install pytest; '}python -m pytest"

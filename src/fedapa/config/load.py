@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -203,11 +203,10 @@ def _assign(raw: dict[str, Any], path: Path_, value: Any, said: str) -> None:
 def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, str], with_own_code: bool) -> None:
     from fedapa.methods.catalogue import make, own_code
 
-    known = {*METHODS, *(k for k, v in config.method.items() if "base" in v)}
+    known = [*METHODS, *(k for k, v in config.method.items() if "base" in v)]
     for k, method in enumerate(config.methods):
         if method not in known and not is_known(method):
-            hint = did_you_mean(method, known, f"choose one of {', '.join(known)}")
-            raise _located(text, name, origin, ("methods", k), f"unknown method {method!r}", hint)
+            raise _located(text, name, origin, ("methods", k), *_unknown(method, known))
     for method in config.method:
         if not re.fullmatch(r"\w[\w.+@-]*", method):
             hint = "it names a folder: use letters, digits, - and _"
@@ -227,7 +226,7 @@ def _check_methods(config: Config, text: str, name: str, origin: Mapping[Path_, 
             raise _located(text, name, origin, (*path, wrong) if wrong else path, error.message, error.hint) from None
 
 
-def _unknown(base: str) -> tuple[str, str]:
+def _unknown(base: str, known: Collection[str] = METHODS) -> tuple[str, str]:
     """What is wrong with the name of a method: of own code, that which follows it."""
     from fedapa.methods.catalogue import entry, own_code
 
@@ -236,7 +235,9 @@ def _unknown(base: str) -> tuple[str, str]:
             entry(base)
         except InputError as error:
             return error.message, error.hint
-    return f"unknown method {base!r}", did_you_mean(base, METHODS, f"choose one of {', '.join(METHODS)}")
+    if base.endswith(".py"):
+        return f"{base!r} is a file, and the method is a class in it", f"name both: {base}:CLASS"
+    return f"unknown method {base!r}", did_you_mean(base, known, f"choose one of {', '.join(known)}")
 
 
 def _check_training(config: Config, method: str, text: str, name: str, origin: Mapping[Path_, str]) -> None:

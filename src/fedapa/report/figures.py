@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Drawn: TypeAlias = "Figure | str"
 LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")}
 CLOSE = 8.0  # points; methods that end further below the best are shown apart
-MANY_CLIENTS = 60  # more are shown as a histogram, not one by one
+MANY_CLIENTS = 40  # more are shown as a histogram, not one by one
 MANY_BUBBLES = 200  # clients; of more, a bubble is smaller than a pixel
 HALF_BINS = 15  # bars of a histogram on either side of zero
 
@@ -311,14 +311,22 @@ def who(scenario: Scenario) -> Drawn:
 
 
 def _gain_histogram(values: Sequence[float], label: str, score: Score) -> Figure:
-    """How the gains of many clients are spread; zero is the edge of two bars, so that colours mean gain or loss."""
+    """How the gains of many clients are spread; zero is the edge of two bars and those who stay equal have their own.
+
+    So a colour means gain, loss or neither.
+    """
+    moved = [value for value in values if value]
+    equal = len(values) - len(moved)
     reach = max(1e-9, float(np.abs(values).max()))
     edges = np.linspace(-reach, reach, 2 * HALF_BINS + 1)
     figure = drawing.new(2.6)
     axes = figure.add_subplot()
-    counts, _ = np.histogram(values, edges)
+    counts, _ = np.histogram(moved, edges)
     centres, width = (edges[:-1] + edges[1:]) / 2, edges[1] - edges[0]
     axes.bar(centres, counts, width=0.92 * width, color=[ONE if centre > 0 else TWO for centre in centres])
+    if equal:
+        axes.bar(0, equal, width=0.4 * width, color=OTHER)
+        axes.annotate(f"{equal:,} equal", (0, equal), (5, -3), textcoords="offset points", va="top", fontsize=8)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel=f"gain of {short(label)} over Local, {points(score)}", ylabel=f"of {len(values):,} clients")
     _count_whole(axes.yaxis)
@@ -381,7 +389,7 @@ def partition(scenario: Scenario) -> Drawn:
     """Clients times classes; the area of a bubble is the number of train samples."""
     counts = label_counts(scenario.first.clients)
     if counts is None:
-        return "These runs did not record their clients' labels."
+        return _sizes([client.train for client in scenario.first.clients])
     if len(counts) > MANY_BUBBLES:
         return _holdings(counts)
     names = class_names(scenario.first)
@@ -389,6 +397,23 @@ def partition(scenario: Scenario) -> Drawn:
     axes = figure.add_subplot()
     draw_bubbles(axes, counts, [name[:14] for name in names], ONE)
     axes.tick_params(labelsize=7)
+    return figure
+
+
+def _sizes(samples: Sequence[int]) -> Drawn:
+    """Of clients without classes: how many train samples they have."""
+    if not any(samples):
+        return "These runs did not record what their clients hold."
+    figure = drawing.new(2.2)
+    axes = figure.add_subplot()
+    if len(samples) > MANY_CLIENTS:
+        axes.hist(samples, bins=20, color=ONE)
+        axes.set(xlabel="train samples", ylabel=f"of {len(samples):,} clients")
+    else:
+        axes.bar(range(len(samples)), samples, color=ONE)
+        axes.set(xlabel="client", ylabel="train samples")
+        _count_whole(axes.xaxis)
+    _count_whole(axes.yaxis)
     return figure
 
 

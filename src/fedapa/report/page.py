@@ -14,7 +14,7 @@ import numpy as np
 from fedapa.analysis import standings
 from fedapa.analysis.method_rows import Gain, MethodRow
 from fedapa.analysis.pairing import LOCAL
-from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, title_of
+from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, label_counts, title_of
 from fedapa.analysis.statistics import FEWEST
 from fedapa.core.scores import Score
 from fedapa.methods.catalogue import METHODS
@@ -66,13 +66,11 @@ PLOTS = (
     Plot(
         "weights", figures.weights, "Who learns from whom",
         "{watched}: row i is the mixture that client i receives, column j the client that it comes from; the diagonal "
-        "is left out, its mean is in the title. Last panel: the share of labels that two clients have in common. "
-        "Clients are clustered by their labels, the same order everywhere.",
+        "is left out, its mean is in the title.{alike}",
     ),
     Plot(
         "course", figures.course, "Weights over the rounds",
-        "{watched}: the weight of a client's own model (mean, and range over clients), and Spearman's rank correlation "
-        "between the weights of the others and the labels in common: above 0, similar clients get more weight.",
+        "{watched}: the weight of a client's own model (mean, and range over clients){correlated}.",
     ),
     Plot(
         "collaborators", figures.collaborators, "With how many, and how fast that changes",
@@ -89,8 +87,7 @@ PLOTS = (
     ),
     Plot(
         "partition", figures.partition, "Who holds what",
-        "Train samples per client and class{allocation}; area is number. Of many clients, how many samples and classes "
-        "they have.",
+        "Train samples per client{by_class}{allocation}.",
     ),
     Plot(
         "bytes", figures.bytes_score, "Bytes against {score}",
@@ -102,6 +99,17 @@ PLOTS = (
         "checkpoints are written beside the next round and are not in it. Runs side by side slow each other down.",
     ),
 )  # fmt: skip
+
+
+# What captions add where clients have classes.
+LABELS_ALIKE = (
+    " Last panel: the share of labels that two clients have in common. Clients are clustered by their labels, the same "
+    "order everywhere."
+)
+LABELS_CORRELATED = (
+    ", and Spearman's rank correlation between the weights of the others and the labels in common: above 0, similar "
+    "clients get more weight"
+)
 
 
 class Shown(NamedTuple):
@@ -226,7 +234,11 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
     rows = _ranked(scenario)
     printed = {row.method: _printed(scenario, row.method) for row in rows}
     watched, seeds = figures.watched(scenario), sorted({run.result.seed for run in scenario.runs})
+    has_classes = label_counts(scenario.first.clients) is not None
     words = {
+        "alike": LABELS_ALIKE if has_classes else "",
+        "correlated": LABELS_CORRELATED if has_classes else "",
+        "by_class": " and class, area is number; of many clients, how many of them they have" if has_classes else "",
         "focus": title_of(figures.focus(scenario)),
         "watched": f"{title_of(watched.label)}, seed {watched.result.seed}" if watched else "",
         "score": scenario.score.name,
