@@ -14,6 +14,7 @@ from command import Call
 from fedapa.config.experiment import _load_own, lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
+from fedapa.data.schema import read_schema
 from fedapa.errors import RunError
 from fedapa.federation import manifest, site_status
 from fedapa.federation.kit import Kit, write_kit
@@ -207,6 +208,38 @@ def test_the_new_config_says_what_it_is(agreed: Path, fedapa: Call) -> None:
     from_config = fedapa("coordinator", "new-config", agreed / "silo.toml", "--out", agreed / "two.toml")
     assert from_config.code == 0, from_config.err
     assert load(str(agreed / "two.toml")).training.lr == 0.05  # settings of the source are kept
+
+
+def test_every_site_proposes_and_accepts(agreed: Path, fedapa: Call) -> None:
+    """Codes of both sites are in the layout, one dry run accepts all methods, and no other layout or method runs."""
+    spoil(agreed, HEADER, lambda line: line.replace(",A,", ",C,"))
+    _load_own.cache_clear()
+    for name in NAMES:
+        made = fedapa("site", "schema", agreed / name / "site.toml", "--out", agreed / f"{name}.json")
+        assert made.code == 0, made.err
+    proposals = [agreed / f"{name}.json" for name in NAMES]
+    words = ("--method", "fedapa,fedavg", "--set", "run.rounds=3", "--set", "run.engine=torch")
+    made = fedapa("coordinator", "new-config", *proposals, "--out", agreed / "both.toml", *words)
+    assert made.code == 0, made.err
+    config = load(str(agreed / "both.toml"))
+    assert config.layout.columns[2].levels == ("A", "B", "C")
+    assert config.federation.min_sites == 2
+    for name in NAMES:
+        words = ("site", "dry-run", agreed / name / "site.toml", "--run", agreed / "both.toml")
+        made = fedapa(*words, "--out", agreed / name / "wire.json")
+        assert made.code == 0, made.err
+        assert "accepted by this site" in made.err
+    runs = lay_out(config, agreed / "runs")
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    for run in runs:
+        play_over(recorded(agreed), lambda: sites, read_config(run), run)
+        assert checkpoint.newest(run / "checkpoints").state.round == 3
+    with pytest.raises(RunError, match="the server runs local, this site agreed to fedapa, fedavg"):
+        (other,) = lay_out(config.model_copy(update={"methods": ["local"]}), agreed / "other")
+        play_over(recorded(agreed), lambda: sites, read_config(other), other)
+    agreed_schema = fedapa("site", "schema", agreed / "both.toml", "--out", agreed / "agreed.json")
+    assert "schema_file" in agreed_schema.err
+    assert read_schema(agreed / "agreed.json").columns[2].levels == ("A", "B", "C")
 
 
 real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")

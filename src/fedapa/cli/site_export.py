@@ -65,15 +65,18 @@ def export(kit: Path, run: str | None, out: Path | None, anyway: bool, onnx: boo
 def schema(config: str, out: Path, form: str) -> None:
     """Write names, kinds, units and codes of the columns and classes of CONFIG's data, and no value of any row.
 
-    Look at it, then send it to the coordinator, who makes the run's config of it: `fedapa coordinator new-config`.
+    Look at it, then send it to the coordinator, who makes the run's config of all sites' proposals: `fedapa coordinator
+    new-config`. Of that config, this writes the agreed schema.
     """
     from fedapa.cli import common
     from fedapa.data import schema as schemas
-    from fedapa.data.agreement import fingerprint
+    from fedapa.data.agreement import fingerprint, schema_of
     from fedapa.site.export_models import agreed_schema
     from fedapa.store.atomic_io import write_json
 
-    found = schemas.unscaled(agreed_schema(common.read(config, None, None, (), None)))
+    wanted = common.read(config, None, None, (), None)
+    layout = wanted.layout if wanted.sites is None else None
+    found = schemas.unscaled(agreed_schema(wanted)) if layout is None else schema_of(layout)
     write_json(out, schemas.to_json(found))
     rows = [
         {"column": c.name, "kind": c.kind, "unit": c.unit, "codes": ", ".join(c.levels), "may be missing": c.indicator}
@@ -84,4 +87,5 @@ def schema(config: str, out: Path, form: str) -> None:
         return
     if rows:
         ui.show(rows, form, title=f"label {found.label}: {', '.join(found.class_names) or 'numbers'}")
-    ui.say(f"written to {out}; send it to the coordinator if it may be known there")
+    sent, named = "send it to the coordinator if it may be known there", "name it as schema_file in [sites]"
+    ui.say(f"layout {fingerprint(found)[:12]}, written to {out}; {sent if layout is None else named}")

@@ -317,7 +317,7 @@ class Site:
         own = self.own(config)
         found = "" if own is None else agreement.fingerprint(own[0].schemas[own[1]])
         if self.wire is not None:
-            manifest.check_layout(self.wire, found)
+            manifest.check_layout(self.wire, config.methods[0], found)
         return found
 
     def _fault(self, error: FedapaError) -> str:
