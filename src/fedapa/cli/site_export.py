@@ -17,13 +17,18 @@ from fedapa.cli.coordinator import require_flower
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default the kit itself.")
 @click.option("--deliver-anyway", "anyway", is_flag=True, help="Also a model that predicts one class for all rows.")
+@click.option("--no-baselines", is_flag=True, help="Do not tune a network and a plain model beside it.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx (needs the extra 'onnx').")
 @ui.format_option
-def export(kit: Path, run: str | None, out: Path | None, anyway: bool, onnx: bool, form: str) -> None:
+def export(
+    kit: Path, run: str | None, out: Path | None, anyway: bool, no_baselines: bool, onnx: bool, form: str
+) -> None:
     """Write this site's model of a federation to OUT/site-model, from the states in KIT alone.
 
-    Needs no coordinator: it also works when that is gone, after a crash, and after this site left. The same recipe
-    trained at this site alone goes to OUT/alone-model; the card of the model compares both. Nothing leaves the site.
+    A site that has joined does this by itself when a run has ended. Needs no coordinator: it also works when that is
+    gone, after a crash, and after this site left. The same recipe trained at this site alone goes to OUT/alone-model.
+    The card compares both, and of tables also a network tuned on held-out rows and a plain model. Nothing leaves the
+    site.
     """
     require_flower()
     from fedapa.errors import RunError
@@ -36,7 +41,7 @@ def export(kit: Path, run: str | None, out: Path | None, anyway: bool, onnx: boo
     with ui.progress() as bar:
         task = bar.add_task("training alone", total=None, note="")
         try:
-            found = deliver_kit(kit, out, run, anyway, lambda t: bar.advance(task))
+            found = deliver_kit(kit, out, run, anyway, lambda t: bar.advance(task), not no_baselines)
         except Disclosed as error:  # of the site's store
             raise RunError(error.message, error.hint or "restore the kit's folder from a backup") from error
     if onnx:

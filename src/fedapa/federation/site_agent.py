@@ -213,7 +213,7 @@ class Site:
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
         if not reply.fault:
             use = site_result.use_of(method.evaluated == "before", ask, down, digest)
-            site_result.note_use(self.store, terms.run, use)
+            site_result.note_use(self.store, terms.run, use, plan.rounds)
             self.store.prune(terms.run, ask.keep_from, use.rounds)
         answer = replace(
             blank,
