@@ -139,7 +139,8 @@ def main(words: Sequence[str]) -> None:
     for word in words:
         name, _, folder = word.partition("=")
         if name == FEDERATION:
-            stored[name] = {one: json.loads((Path(folder) / f"{one}.json").read_text("utf-8")) for one in TITLES}
+            paths = {one: Path(folder) / f"{one}.json" for one in TITLES}
+            stored[name] = {one: json.loads(path.read_text("utf-8")) for one, path in paths.items() if path.is_file()}
         else:
             stored[name] = collected(Path(folder))
     STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -272,7 +272,7 @@ def test_a_threshold_travels_with_the_model(tmp_path: Path, fedapa: Call) -> Non
     cut = json.loads((found.folder / "model.json").read_text())["threshold"]
     assert f"counts as ill from a probability of {cut:.3g} on" in (found.folder / "MODEL_CARD.md").read_text()
     p, _, _ = read_model(found.folder).predict(kit / "held-out.csv")
-    wanted = [("fine", "ill")[one >= cut] for one in p[:, 1]]
+    wanted = [("fine", "ill")[int(one >= cut)] for one in p[:, 1]]
     assert wanted != [("fine", "ill")[k] for k in p.argmax(1)]  # the threshold makes a difference here
     said = fedapa("predict", kit, kit / "held-out.csv")
     for text in (said.out, (kit / "predictions.csv").read_text()):

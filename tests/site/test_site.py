@@ -184,7 +184,7 @@ def test_onnx_says_of_raw_rows_what_predict_says(done: Path, fedapa: Call, tmp_p
     (tmp_path / "site-model" / "model.json").write_text(json.dumps(kept))
     session = runtime.InferenceSession(str(write_onnx(tmp_path / "site-model")))
     said = session.run(None, rows)[1].tolist()
-    assert said == [("fine", "ill")[one >= cut] for one in p[:, 1]]
+    assert said == [("fine", "ill")[int(one >= cut)] for one in p[:, 1]]
     assert said.count("ill") == 1
     assert float(session.get_modelmeta().custom_metadata_map["threshold"]) == cut
     answer = fedapa("predict", tmp_path, tmp_path / "new.csv", "--format", "json")

@@ -51,7 +51,7 @@ def _at_threshold(y: npt.NDArray[Any], p: Floats, threshold: Threshold, name: st
         f"## At a threshold\n\nA row counts as {name} from a probability of {threshold.value:.3g} on, chosen on"
         f" {threshold.chosen_on}{held}. On the test rows this finds {found} of {int(positive.sum())} and flags {alarms}"
         f" of the {int((~positive).sum())} others. `fedapa predict` uses it (model.json: `threshold`);"
-        " `--threshold 0.5` names the likelier class."
+        " `--threshold 0.5` names the likelier class, which the accuracy above is of."
     )
 
 
