@@ -1,7 +1,8 @@
 """Write docs/own-data-results.md from experiments/results/own-data.json: python docs/make_own_data.py
 
-`python docs/make_own_data.py NAME=FOLDER ...` first stores the numbers of `fedapa silo run site.toml --out FOLDER`.
-No number on the page is typed by hand.
+`python docs/make_own_data.py NAME=FOLDER ...` first stores the numbers of `fedapa silo run site.toml --out FOLDER`, and
+with `federation=FOLDER` those of `python experiments/own_data_federation.py FOLDER`. No number on the page is typed by
+hand.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ TITLES = {
     "housing": "Texas housing: time, 46 sites",
 }
 NO_GAIN = ("alone",)
+FEDERATION = "federation"
 INTRO = """# Own data: who gains, who does not
 
 Made by `python docs/make_own_data.py` from `experiments/results/own-data.json`. `examples/own_data.py` makes the files,
@@ -32,6 +34,18 @@ model of scikit-learn, chosen on held-out rows; above 0 the method is better. In
 splits, widened for shared rows. A time split has the same test rows in every split: its means have none, and its sites
 are counted by bootstrap intervals of their test rows. Counts of sites are not corrected for many sites: of 65
 without any effect, a few show one.
+"""
+
+OVER_FLOWER = """## Over real Flower federations
+
+`python experiments/own_data_federation.py FOLDER` does all of it. The four sites with the most rows of every set
+inspect their own files and propose a schema. They accept the config that the coordinator makes of the four proposals
+(the columns that all have), and join over TLS, each with processes of its own. All methods are run. Everybody leaves,
+the coordinator stops, and every site's models are made from its kit alone.
+
+The first table of a set is as above: the same config in simulation, on three splits. The second table is of the
+federation. Its last column is the largest difference to the simulation of split 0, of two things: every score of a site
+and a round that the coordinator was told, and the score of every site's model, by `predict` on its held-out file.
 """
 
 
@@ -56,12 +70,30 @@ def _rounds(run: Path) -> int:
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    return "\n".join([INTRO, *(_section(name, stored[name]) for name in TITLES if name in stored)])
+    parts = [INTRO, *(_section(TITLES[name], stored[name]) for name in TITLES if name in stored)]
+    if federation := stored.get(FEDERATION):
+        parts += [OVER_FLOWER, *(_over_flower(name, federation[name]) for name in TITLES if name in federation)]
+    return "\n".join(parts)
 
 
-def _section(name: str, found: Mapping[str, Any]) -> str:
+def _over_flower(name: str, found: Mapping[str, Any]) -> str:
+    """The simulation's table of the same four sites, and how far the federation and the models are from it."""
+    text = _section(f"{TITLES[name].partition(':')[0]} at four sites", found, "###")
+    score = _named(found["primary"])
+    lines = [text, f"Over Flower, split 0, {found['seconds'] / 60:.0f} minutes for all methods on a busy machine:", ""]
+    lines += [f"| | {score} of the models at {', '.join(found['sites'])} | largest difference |", "|---|---|---|"]
+    for row in found["methods"]:
+        shown = ", ".join(f"{row['delivered'][site]:.4g}" for site in found["sites"])
+        far = max(row["difference"], row["delivered difference"])
+        lines.append(f"| {row['method']} | {shown} | {far:.0e} |" if far else f"| {row['method']} | {shown} | 0 |")
+    count = sum(row["numbers"] for row in found["methods"])
+    told = f"{count} scores were told by the sites during the runs."
+    return "\n".join([*lines, "", told, ""])
+
+
+def _section(title: str, found: Mapping[str, Any], level: str = "##") -> str:
     score = found["primary"]
-    lines = [f"## {TITLES[name]}", "", f"{found['rounds']} rounds, {_count(found['splits'], 'split')}.", ""]
+    lines = [f"{level} {title}", "", f"{found['rounds']} rounds, {_count(found['splits'], 'split')}.", ""]
     lines += [f"| | {_named(score)} | gain over alone | sites: gain / lose / cannot be told |", "|---|---|---|---|"]
     for row in found["overall"]:
         is_rival = row["method"] in NO_GAIN
@@ -106,7 +138,11 @@ def main(words: Sequence[str]) -> None:
     stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
     for word in words:
         name, _, folder = word.partition("=")
-        stored[name] = collected(Path(folder))
+        if name == FEDERATION:
+            paths = {one: Path(folder) / f"{one}.json" for one in TITLES}
+            stored[name] = {one: json.loads(path.read_text("utf-8")) for one, path in paths.items() if path.is_file()}
+        else:
+            stored[name] = collected(Path(folder))
     STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(stored), encoding="utf-8")
 

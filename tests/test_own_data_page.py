@@ -16,8 +16,23 @@ def row(method: str, gain: float) -> dict:
 
 def test_the_page_is_current() -> None:
     stored = json.loads(page.STORED.read_text(encoding="utf-8"))
-    assert {"schools", "caravan"} <= set(stored) == set(page.TITLES)
+    assert set(stored) - {page.FEDERATION} == set(page.TITLES)
     assert page.PAGE.read_text(encoding="utf-8") == page.page(stored), "run: python docs/make_own_data.py"
+
+
+def test_a_federation_is_shown_beside_its_simulation() -> None:
+    overall = [row(method, 0.0) for method in ("local", "fedapa", "plain model", "alone")]
+    same = {"numbers": 8, "difference": 0.0, "delivered difference": 0.0}
+    methods = [
+        {**same, "method": "local", "delivered": {"a": 1.5, "b": 2}},
+        {**same, "method": "fedapa", "delivered": {"a": 1, "b": 3}, "delivered difference": 2e-9},
+    ]
+    found = {"primary": "RMSE", "splits": 3, "rounds": 5, "seconds": 120, "sites": ["a", "b"], "notes": []}
+    text = page.page({page.FEDERATION: {"housing": {**found, "overall": overall, "methods": methods}}})
+    assert "### Texas housing at four sites" in text
+    assert "| local | 1.5, 2 | 0 |" in text
+    assert "| fedapa | 1, 3 | 2e-09 |" in text
+    assert "16 scores were told by the sites" in text
 
 
 def test_a_gain_that_a_plain_model_has_too_is_called_so() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedapa.config.load import check, dump
 from fedapa.data import schema as schemas
-from fedapa.data.agreement import Differs, fingerprint, layout_of, schema_of
+from fedapa.data.agreement import Differs, fingerprint, layout_of, merged, schema_of
 from fedapa.data.site_description import Sites
 from fedapa.data.site_layout import Layout, LayoutColumn
 from fedapa.data.sites import Own, assemble
@@ -146,3 +146,69 @@ def test_the_section_goes_through_toml() -> None:
     assert check(tomllib.loads(dump(config))).layout == AGREED
     with pytest.raises(InputError, match="colums"):
         check({"layout": {"colums": []}})
+
+
+def proposal(*columns: schemas.Column, classes: tuple[str, ...] = ("fine", "ill"), **rest: object) -> schemas.Schema:
+    return schemas.Schema(columns, "outcome", {name: (name,) for name in classes}, **rest)
+
+
+def age(**words: object) -> schemas.Column:
+    return schemas.Column("age", "number", **words)
+
+
+def ward(*levels: str) -> schemas.Column:
+    return schemas.Column("ward", "category", levels)
+
+
+def test_a_layout_has_the_codes_and_classes_of_all_sites() -> None:
+    found, notes = merged(
+        {
+            "north": proposal(age(indicator=True), ward("A", "10")),
+            "south": proposal(age(unit="years"), ward("9", "A"), classes=("fine", "gone", "ill")),
+            "west": proposal(ward("A"), age(mean=3.0, scale=1.0), target_range=(0.0, 9.0)),
+        }
+    )
+    assert found.columns == (age(indicator=True, unit="years"), ward("9", "10", "A"))
+    assert found.class_names == ("fine", "gone", "ill")
+    assert found.target_range == (0.0, 9.0)
+    assert [note.split(" than ")[0] for note in notes] == [
+        "west has the columns in another order",
+        "north has no row of class 'gone'",
+        "west has no row of class 'gone'",
+    ]
+
+
+def test_columns_that_a_site_lacks_are_named_or_left_out() -> None:
+    both = {"north": proposal(age(), ward("A")), "south": proposal(age())}
+    with pytest.raises(InputError, match="'ward': not in every proposal; south has no column 'ward'"):
+        merged(both)
+    found, notes = merged(both, common=True)
+    assert (found.columns, notes) == ((age(),), ["left out, as not in every proposal: 'ward'"])
+    with pytest.raises(InputError, match="no column in common"):
+        merged({"north": proposal(ward("A")), "south": proposal(age())}, common=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (proposal(age(), ward("1", "2")), r"column 'ward' has other codes at north \('A', 'B'\) than at south"),
+        (proposal(age(), schemas.Column("ward", "number")), "'ward' is a number at south and a code or text at north"),
+        (proposal(age(unit="months"), ward("A")), "column 'age' is in years at north and in months at south"),
+        (proposal(age(), ward("A"), classes=("0", "1")), "the label has other classes at north"),
+        (proposal(age(), ward("A"), classes=("ill", "fine")), "in which order"),
+        (proposal(age(), ward("A"), classes=()), "north predicts classes and south numbers"),
+        (proposal(age(), ward("A"), shape=(8, 8)), "shape is"),
+        (replace(proposal(age(), ward("A")), label="dead"), "label is 'outcome' and 'dead'"),
+    ],
+)
+def test_proposals_that_contradict_each_other_are_refused(other: schemas.Schema, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        merged({"north": proposal(age(unit="years"), ward("A", "B")), "south": other})
+
+
+def test_codes_with_nothing_in_common_are_taken_on_demand_alone() -> None:
+    both = {"north": proposal(ward("A")), "south": proposal(ward("B"))}
+    with pytest.raises(InputError) as error:
+        merged(both)
+    assert "--unlike ward" in error.value.hint
+    assert merged(both, unlike=["ward"])[0].columns == (ward("A", "B"),)

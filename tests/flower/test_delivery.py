@@ -1,7 +1,9 @@
 """The model is delivered: at the site, from its own disk, whatever happened to the coordinator or to the run."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,14 @@ from fedapa.config.experiment import _load_own, assemble, lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
 from fedapa.errors import InputError
-from fedapa.federation import site_result
+from fedapa.federation import delivery, site_result
+from fedapa.federation.delivery import Delivery
+from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.messages import TrainRequest
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.run_federation import play_over
 from fedapa.federation.site_agent import Site
+from fedapa.federation.site_settings import SiteSettings, write_settings
 from fedapa.federation.site_store import Store
 from fedapa.site.kit_export import deliver_kit
 from fedapa.site.site_model import read_model
@@ -62,7 +67,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder, before = tmp_path_factory.mktemp("hospitals"), sys.argv
     write_hospitals(folder)
-    words = ["--out", str(folder / "silo"), "--method", "local,fedavg,fedapa", "--seeds", "1", *ENGINE]
+    words = [
+        "--out",
+        str(folder / "silo"),
+        "--method",
+        "local,fedavg,fedapa",
+        "--seeds",
+        "1",
+        "--no-baselines",
+        *ENGINE,
+    ]
     sys.argv = ["fedapa", "silo", "run", str(folder / "silo.toml"), *words]
     try:
         main()
@@ -87,7 +101,7 @@ def test_the_model_at_the_site_is_the_one_of_the_run(done: Path, tmp_path: Path,
     kit = shutil.copytree(done / "kits" / "south", tmp_path / "south")
     shutil.copy(done / "kits" / "south.settings.toml", tmp_path)
     run = site_result.runs_of(Store(kit / "states"))[k]
-    found = deliver_kit(kit, tmp_path / "out", run[:8] if k else method)
+    found = deliver_kit(kit, tmp_path / "out", run[:8] if k else method, baselines=k == 0)
     assert found.run == run
     assert (found.method, found.rounds, found.notes) == (method, (3, 3), [])
     state, p = simulated(done, method, 1)
@@ -107,10 +121,13 @@ def test_the_model_at_the_site_is_the_one_of_the_run(done: Path, tmp_path: Path,
     assert f"| with the federation ({method}) |" in card
     assert found.verdict is not None
     assert f"**Verdict: {found.verdict.text}.**" in card
+    for rival in ("plain model", "network as held-out rows want it"):
+        assert (f"| alone, {rival} |" in card) == (k == 0)
+    assert (kit / "states" / run / "ended").is_file()
 
 
 def test_its_score_is_the_one_that_the_coordinator_was_told(done: Path, tmp_path: Path) -> None:
-    found = deliver_kit(done / "kits" / "north", tmp_path)
+    found = deliver_kit(done / "kits" / "north", tmp_path, baselines=False)
     y, p = (
         assemble(read_config(done / "silo" / "fedapa-seed0")).data.clients[0].test.y.numpy(),
         simulated(done, "fedapa", 0)[1],
@@ -126,7 +143,7 @@ def test_the_commands_export_and_predict(done: Path, fedapa: Call, tmp_path: Pat
     kit = done / "kits" / "north"
     early = fedapa("predict", shutil.copytree(kit, tmp_path / "fresh"), done / "north.csv")
     assert (early.code, "fedapa site export" in early.err) == (2, True)
-    answer = fedapa("site", "export", kit, "--out", tmp_path / "out", "--format", "json")
+    answer = fedapa("site", "export", kit, "--out", tmp_path / "out", "--format", "json", "--no-baselines")
     assert answer.code == 0, answer.err
     said = json.loads(answer.out)
     assert said["verdict"]["use"] in ("alone", "joined")
@@ -152,11 +169,12 @@ def test_a_run_that_was_cut_off_leaves_its_last_model(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         federate(tmp_path, "fedapa", Cut([tmp_path / "kits" / name for name in NAMES], 2))
     shutil.rmtree(tmp_path / "fed")  # the coordinator is gone
-    found = deliver_kit(made[0])
+    found = deliver_kit(made[0], baselines=False)
     assert found.rounds == (2, 5)
     assert found.folder == made[0] / "site-model"
     store, run = Store(made[0] / "states"), found.run
     use = site_result.read_use(store, run)
+    assert not (store.place(run) / "ended").exists()
     assert (use.rounds, max(store.rounds(run))) == (2, 2)
     assert digest(read_model(found.folder).state) == digest(store.load(run, 2, use.digest).state)
 
@@ -176,7 +194,7 @@ def test_rows_that_changed_cost_the_scores_and_not_the_model(done: Path, tmp_pat
     settings.write_text(settings.read_text().replace(str(done), str(copy)))
     config = copy / "north" / "site.toml"
     config.write_text(config.read_text().replace(str(done), str(copy)))
-    before = deliver_kit(copy / "kits" / "north", tmp_path / "before")
+    before = deliver_kit(copy / "kits" / "north", tmp_path / "before", baselines=False)
     lines = (copy / "north.csv").read_text().splitlines()
     (copy / "north.csv").write_text("\n".join([*lines, *lines[1:9]]) + "\n")
     _load_own.cache_clear()  # as in another process
@@ -217,7 +235,7 @@ def test_a_trial_on_a_shared_data_set_is_delivered_too(tmp_path: Path) -> None:
     folder = make_sites(tmp_path)[0]
     site = Site.open(folder)
     site.visit(terms, TrainRequest("amber", 0, 0, True, False, False, 0, "", 0), sent(terms))
-    found = deliver_kit(folder, anyway=True)
+    found = deliver_kit(folder, anyway=True, baselines=False)
     data = site.share(read_config_text(terms.config)).clients[0]
     np.savez(tmp_path / "x.npz", x=data.test.x.numpy())
     p, _, _ = read_model(found.folder).predict(tmp_path / "x.npz")
@@ -234,3 +252,98 @@ def read_config_text(text: str):
 def test_a_kit_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="amber has no model yet"):
         deliver_kit(make_sites(tmp_path)[0])
+
+
+def test_a_threshold_travels_with_the_model(tmp_path: Path, fedapa: Call) -> None:
+    """Of a primary score for rare classes: in the card, in model.json, in predictions.csv and in `predict`."""
+    write_hospitals(tmp_path)
+    kits(tmp_path, NAMES, schema_of(tmp_path))
+    federate(tmp_path, "fedapa", None, "objective.score=AUC")
+    kit = tmp_path / "kits" / "north"
+    (kit / "site-model").mkdir()
+    (kit / "site-model" / "model.onnx").write_text("of another model")
+    found = deliver_kit(kit, baselines=False)
+    assert sorted(path.name for path in found.folder.iterdir()) == [
+        "MODEL_CARD.md",
+        "model.json",
+        "model.safetensors",
+        "preprocessing.json",
+    ]
+    cut = json.loads((found.folder / "model.json").read_text())["threshold"]
+    assert f"counts as ill from a probability of {cut:.3g} on" in (found.folder / "MODEL_CARD.md").read_text()
+    p, _, _ = read_model(found.folder).predict(kit / "held-out.csv")
+    wanted = [("fine", "ill")[int(one >= cut)] for one in p[:, 1]]
+    assert wanted != [("fine", "ill")[k] for k in p.argmax(1)]  # the threshold makes a difference here
+    said = fedapa("predict", kit, kit / "held-out.csv")
+    for text in (said.out, (kit / "predictions.csv").read_text()):
+        assert [line.split(",")[1] for line in text.splitlines()[1:]] == wanted
+
+
+class Clock:
+    """A kit with two answered runs, and a command in place of the export."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write_kit(folder, Kit("north", "nowhere:1", 0))
+
+    def answer(self, run: str, ended: bool, ago: float) -> None:
+        place = self.folder / "states" / run
+        place.mkdir(parents=True, exist_ok=True)
+        (place / site_result.IN_USE).write_bytes(b"")
+        if ended:
+            (place / site_result.ENDED).touch()
+        then = time.time() - ago
+        os.utime(place / site_result.IN_USE, (then, then))
+
+    def deliver(self, *command: str) -> Delivery:
+        made = Delivery(self.folder, self.folder / "log" / "export.log", command)
+        made.look()
+        if made.process is not None:
+            made.process.wait(30)
+            made.look()
+        return made
+
+
+def test_a_run_that_has_ended_is_delivered_by_itself_and_once(tmp_path: Path) -> None:
+    kit = Clock(tmp_path)
+    kit.deliver("touch", str(tmp_path / "early"))  # no run
+    kit.answer("aa", ended=False, ago=60)
+    kit.deliver("touch", str(tmp_path / "early"))  # none that has ended
+    kit.answer("aa", ended=True, ago=1)
+    kit.deliver("touch", str(tmp_path / "early"))  # it may still be answering
+    assert not (tmp_path / "early").exists()
+    kit.answer("aa", ended=True, ago=60)
+    kit.answer("bb", ended=False, ago=1)
+    kit.deliver("touch", str(tmp_path / "early"))  # a round of another run is going
+    assert (delivery.describe(tmp_path), (tmp_path / "early").exists()) == ("of run aa to be made", False)
+    kit.answer("bb", ended=False, ago=50)
+    kit.deliver("touch", str(tmp_path / "made"))
+    assert (tmp_path / "made").exists()
+    assert delivery.describe(tmp_path) == "of run aa"
+    kit.deliver("touch", str(tmp_path / "again"))
+    assert not (tmp_path / "again").exists()
+    kit.answer("aa", ended=True, ago=30)  # the last aggregation came late
+    kit.deliver("touch", str(tmp_path / "again"))
+    assert (tmp_path / "again").exists()
+
+
+def test_a_delivery_that_was_killed_is_begun_again_and_one_that_failed_says_why(tmp_path: Path) -> None:
+    kit = Clock(tmp_path)
+    kit.answer("aa", ended=True, ago=60)
+    kit.deliver("sh", "-c", "kill -9 $$")
+    assert delivery.pending(tmp_path) is not None
+    kit.deliver("sh", "-c", "echo error: no rows; exit 2")
+    assert delivery.pending(tmp_path) is None
+    assert delivery.describe(tmp_path) == "not made of run aa: no rows"
+    write_settings(tmp_path, SiteSettings(deliver=False))
+    kit.answer("bb", ended=True, ago=60)
+    kit.deliver("touch", str(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
+    assert delivery.describe(tmp_path) == "of run bb to be made: fedapa site export"
+    write_settings(tmp_path, SiteSettings())
+    running = Delivery(tmp_path, tmp_path / "log" / "export.log", ["sleep", "60"])
+    running.look()
+    running.stop()  # the site leaves
+    assert running.process.poll() is not None
+    assert delivery.pending(tmp_path) is not None
+    assert delivery.export_command(tmp_path, "bb")[-5:] == ["site", "export", str(tmp_path), "--run", "bb"]

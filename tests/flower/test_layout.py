@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from federation import Federation
+from federation import Federation, wait
 from fleet import Direct
 from flwr.common.serde import recorddict_to_proto
 
@@ -14,8 +14,9 @@ from command import Call
 from fedapa.config.experiment import _load_own, lay_out, read_config
 from fedapa.config.load import load
 from fedapa.core.tree import digest
+from fedapa.data.schema import read_schema
 from fedapa.errors import RunError
-from fedapa.federation import manifest, site_status
+from fedapa.federation import delivery, manifest, site_status
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.run_federation import play_over
@@ -117,7 +118,7 @@ def test_sites_that_fit_run_and_nothing_else_leaves_than_is_listed(agreed: Path,
             assert set(content["answer"]) == set(wire["said"]["every round"])
             assert not content["up"] or sorted(content["up"]) in listed
     assert any(content.get("up") for content, _ in session.answers)
-    deliver_kit(agreed / "kits" / "north", agreed / "out")
+    deliver_kit(agreed / "kits" / "north", agreed / "out", baselines=False)
     card = (agreed / "out" / "site-model" / "MODEL_CARD.md").read_text()
     for fields in wire["said"].values():
         assert [words for words in fields.values() if words not in card] == []
@@ -142,17 +143,16 @@ def without_ward(line: str) -> str:
 HEADER = "patient,age,marker,ward,outcome"
 
 
-@pytest.mark.parametrize(
-    ("header", "change", "named"),
-    [
-        (HEADER.replace("age", "years"), str, "no column 'age'"),
-        ("patient,marker,age,ward,outcome", shuffled, "'marker' stands in the place of 'age'"),
-        ("patient,age,marker,outcome", without_ward, "no column 'ward'"),
-        (HEADER, lambda line: line.replace(",A,", ",1,").replace(",B,", ",2,"), "'ward' has '"),
-        (HEADER, lambda line: line.replace("fine", "0").replace("ill", "1"), "label '0'"),
-    ],
-    ids=["renamed", "shuffled", "missing", "other codes", "other classes"],
-)
+SPOILED = {  # header, change of every line, and what the site's own log names
+    "renamed": (HEADER.replace("age", "years"), str, "no column 'age'"),
+    "shuffled": ("patient,marker,age,ward,outcome", shuffled, "'marker' stands in the place of 'age'"),
+    "missing": ("patient,age,marker,outcome", without_ward, "no column 'ward'"),
+    "other codes": (HEADER, lambda line: line.replace(",A,", ",1,").replace(",B,", ",2,"), "'ward' has '"),
+    "other classes": (HEADER, lambda line: line.replace("fine", "0").replace("ill", "1"), "label '0'"),
+}
+
+
+@pytest.mark.parametrize(("header", "change", "named"), SPOILED.values(), ids=SPOILED.keys())
 def test_a_site_that_differs_is_turned_away(agreed: Path, header: str, change, named: str) -> None:
     spoil(agreed, header, change)
     session = recorded(agreed)
@@ -209,6 +209,38 @@ def test_the_new_config_says_what_it_is(agreed: Path, fedapa: Call) -> None:
     assert load(str(agreed / "two.toml")).training.lr == 0.05  # settings of the source are kept
 
 
+def test_every_site_proposes_and_accepts(agreed: Path, fedapa: Call) -> None:
+    """Codes of both sites are in the layout, one dry run accepts all methods, and no other layout or method runs."""
+    spoil(agreed, HEADER, lambda line: line.replace(",A,", ",C,"))
+    _load_own.cache_clear()
+    for name in NAMES:
+        made = fedapa("site", "schema", agreed / name / "site.toml", "--out", agreed / f"{name}.json")
+        assert made.code == 0, made.err
+    proposals = [agreed / f"{name}.json" for name in NAMES]
+    words = ("--method", "fedapa,fedavg", "--set", "run.rounds=3", "--set", "run.engine=torch")
+    made = fedapa("coordinator", "new-config", *proposals, "--out", agreed / "both.toml", *words)
+    assert made.code == 0, made.err
+    config = load(str(agreed / "both.toml"))
+    assert config.layout.columns[2].levels == ("A", "B", "C")
+    assert config.federation.min_sites == 2
+    for name in NAMES:
+        words = ("site", "dry-run", agreed / name / "site.toml", "--run", agreed / "both.toml")
+        made = fedapa(*words, "--out", agreed / name / "wire.json")
+        assert made.code == 0, made.err
+        assert "accepted by this site" in made.err
+    runs = lay_out(config, agreed / "runs")
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    for run in runs:
+        play_over(recorded(agreed), lambda: sites, read_config(run), run)
+        assert checkpoint.newest(run / "checkpoints").state.round == 3
+    (other,) = lay_out(config.model_copy(update={"methods": ["local"]}), agreed / "other")
+    with pytest.raises(RunError, match="the server runs local, this site agreed to fedapa, fedavg"):
+        play_over(recorded(agreed), lambda: sites, read_config(other), other)
+    agreed_schema = fedapa("site", "schema", agreed / "both.toml", "--out", agreed / "agreed.json")
+    assert "schema_file" in agreed_schema.err
+    assert read_schema(agreed / "agreed.json").columns[2].levels == ("A", "B", "C")
+
+
 real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")
 
 
@@ -220,22 +252,29 @@ def test_over_tls_turned_away_then_corrected_killed_and_delivered(tmp_path: Path
     text = proposed(tmp_path, fedapa, "--sites", "2").read_text()
     made = Federation(tmp_path, names=NAMES)
     (tmp_path / "fed.toml").write_text(text + "rejoin = 300.0\n")
-    spoil(tmp_path, "patient,years,marker,ward,outcome")
     try:
         made.spawn("coordinator", "start")
         for name in NAMES:
             made.spawn("site", "join", f"kits/{name}", "--data", f"{name}/site.toml")
         made.wait_online(2)
-        assert made.run("first").wait(600) == 1
-        said = (tmp_path / "run.log").read_text()
-        assert "site south cannot take part: its columns or classes are not those of the agreed layout" in said
-        assert "years" not in said
-        assert "no column 'age'" in site_status.read(tmp_path / "kits" / "south")["fault"]
+        for how, (header, change, named) in SPOILED.items():
+            (tmp_path / "south.csv").write_text(whole)
+            spoil(tmp_path, header, change)
+            (tmp_path / "run.log").unlink(missing_ok=True)
+            assert made.run(how.replace(" ", "-")).wait(600) == 1, how
+            said = (tmp_path / "run.log").read_text()
+            assert "site south cannot take part: its columns or classes are not those of the agreed layout" in said
+            assert [word for word in HOME_ONLY if word.decode() in said] == []
+            assert named in site_status.read(tmp_path / "kits" / "south")["fault"], how
+            assert not list((tmp_path / "kits").glob("*/states/*/in-use*")), how  # nobody trained
         (tmp_path / "south.csv").write_text(whole)
         assert made.run("second").wait(600) == 0
         for name in NAMES:
             for pid in (made.node(name), made.worker(name)):
                 os.kill(pid, signal.SIGKILL)
+        for name in NAMES:  # every site makes its model by itself, the killed ones too
+            wait(lambda name=name: delivery.read_delivery(tmp_path / "kits" / name).get("fault") == "", 600)
+        assert fedapa("site", "leave", tmp_path / "kits" / "south").code == 0
     finally:
         made.close()
     run = tmp_path / "second" / "fedapa-seed0"
@@ -245,9 +284,10 @@ def test_over_tls_turned_away_then_corrected_killed_and_delivered(tmp_path: Path
     (tmp_path / "coordinator").rename(tmp_path / "gone too")
     told = tmp_path / "gone" / "fedapa-seed0" / "run.db"
     for i, name in enumerate(NAMES):
-        answer = fedapa("site", "export", tmp_path / "kits" / name)
+        answer = fedapa("site", "export", tmp_path / "kits" / name, "--out", tmp_path / "later" / name)
         assert answer.code == 0, answer.err
         model = read_model(tmp_path / "kits" / name / "site-model")
+        assert digest(model.state) == digest(read_model(tmp_path / "later" / name / "site-model").state)
         store, use = deliver_store(tmp_path / "kits" / name, agreed["run"])
         assert digest(model.state) == digest(store.load(agreed["run"], use.rounds, use.digest).state)
         p, _, _ = model.predict(tmp_path / "kits" / name / "held-out.csv")
@@ -290,7 +330,7 @@ def test_numbers_are_agreed_on_and_delivered(tmp_path: Path, fedapa: Call) -> No
     config = load(str(proposed(tmp_path, fedapa)))
     assert (config.objective.name, config.layout.target_range) == ("regression", (-9.0, 9.0))
     play(tmp_path)
-    found = deliver_kit(tmp_path / "kits" / "south", tmp_path / "out", anyway=True)
+    found = deliver_kit(tmp_path / "kits" / "south", tmp_path / "out", anyway=True, baselines=False)
     assert read_model(found.folder).predict(tmp_path / "south.csv")[0].shape == (44, 1)
     header, first, *rest = (tmp_path / "north.csv").read_text().splitlines()
     cells = first.split(",")

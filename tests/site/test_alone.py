@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from command import Call
 from fedapa.config.load import load
+from fedapa.data.federated import ClientData, Split
 from fedapa.data.tables import Table
 from fedapa.site.alone import NETWORK, alone
 from fedapa.site.card_details import by_subgroup, calibration
-from fedapa.site.measures import ACCURACY, RECALL, at_threshold, measures_of, threshold_of
+from fedapa.site.measures import ACCURACY, RECALL, at_threshold, chosen_threshold, decided, measures_of, threshold_of
 from fedapa.site.model_card import in_words
 from fedapa.site.silo_scores import ALONE, PLAIN, TUNED, Scored, doubts, overall, table
 from fedapa.training.objective import Classification
@@ -117,7 +119,10 @@ def test_splits_with_the_same_test_rows_have_the_interval_of_those_rows() -> Non
 def test_thresholds_and_recall_by_hand() -> None:
     y, p = np.array([0, 0, 0, 0, 1, 1]), np.array([0.01, 0.02, 0.03, 0.2, 0.1, 0.3])
     both = np.column_stack([1 - p, p])
-    assert threshold_of(y, both) == 0.1  # finds both, flags one of four
+    assert threshold_of(y, both) == pytest.approx((0.1 + 0.03) / 2)  # finds both, flags one of four
+    assert threshold_of(np.array([1, 0]), both[:2]) == pytest.approx(0.005)  # all rows are flagged
+    assert decided(both, 0.1).tolist() == [0, 0, 0, 1, 1, 1]
+    assert decided(both, None).tolist() == [0] * 6
     (recall,) = at_threshold([RECALL], 0.1)
     assert (recall.of(y, both), RECALL.of(y, both)) == (1.0, 0.0)
     names = [m.name for m in measures_of(Classification(score="AUC"))]
@@ -125,10 +130,24 @@ def test_thresholds_and_recall_by_hand() -> None:
     assert [m.name for m in measures_of(Classification())] == ["accuracy", "auc"]
 
 
+def test_a_threshold_is_chosen_on_held_out_rows_where_there_are_some() -> None:
+    train = Split(torch.tensor([[0.9], [0.8]]), torch.tensor([0, 1]))
+    held = Split(torch.tensor([[0.2], [0.4], [0.1]]), torch.tensor([0, 1, 0]))
+    measures = measures_of(Classification(score="AUC"))
+
+    def predict(x: torch.Tensor):
+        return np.column_stack([1 - x.numpy()[:, 0], x.numpy()[:, 0]]).astype(np.float64)
+
+    found = chosen_threshold(measures, ClientData("a", train, train, held), predict)
+    assert (found.value, found.chosen_on) == (pytest.approx(0.3), "3 held-out rows")
+    assert chosen_threshold(measures, ClientData("a", train, train), predict).chosen_on == "2 train rows"
+    assert chosen_threshold(measures_of(Classification()), ClientData("a", train, train), predict) is None
+
+
 def test_calibration_and_subgroups() -> None:
     y = np.array([0, 1] * 30)
     both = np.column_stack([np.full(60, 0.4), np.full(60, 0.6)])
-    assert calibration(y, both).count("| 12 | 0.600 | 0.500 |") == 5
+    assert calibration(y, both, "ill").count("| 12 | 0.600 | 0.500 |") == 5
     cells = np.array(["f", "m"] * 30, dtype=object)
     said = by_subgroup("sex", Table(Path("a.csv"), {"sex": cells}, np.arange(60)), y, both, ACCURACY)
     assert "| f | 30 | 0.0 (0.0 to 11.6) |" in said

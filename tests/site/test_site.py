@@ -26,6 +26,7 @@ from fedapa.methods.method import Method
 from fedapa.site import dry_run, model_card, silo_scores
 from fedapa.site.export_models import flaw_of
 from fedapa.site.model_card import Facts
+from fedapa.site.onnx_export import write_onnx
 from fedapa.site.silo_scores import CLASSES, Scored, doubts, readable, table
 from fedapa.site.site_model import read_model
 from fedapa.training.task import Task
@@ -173,9 +174,24 @@ def test_onnx_says_of_raw_rows_what_predict_says(done: Path, fedapa: Call, tmp_p
         "marker": np.array([[2.5], [-1.0], [0.125], [nan]]),
         "ward": np.array([["A"], ["B"], ["C"], [""]], dtype=object),
     }
-    np.testing.assert_allclose(session.run(None, rows)[0], p, atol=1e-6)
+    found, said = session.run(None, rows)
+    np.testing.assert_allclose(found, p, atol=1e-6)
+    assert said.tolist() == [("fine", "ill")[k] for k in p.argmax(1)]
     about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["classes"]) == ["fine", "ill"]
+    assert (json.loads(about["classes"]), "threshold" in about) == (["fine", "ill"], False)
+    cut = float(np.sort(p[:, 1])[-2:].mean())  # between the two highest: one row is above it
+    kept = json.loads((tmp_path / "site-model" / "model.json").read_text()) | {"threshold": cut}
+    (tmp_path / "site-model" / "model.json").write_text(json.dumps(kept))
+    session = runtime.InferenceSession(str(write_onnx(tmp_path / "site-model")))
+    said = session.run(None, rows)[1].tolist()
+    assert said == [("fine", "ill")[int(one >= cut)] for one in p[:, 1]]
+    assert said.count("ill") == 1
+    assert float(session.get_modelmeta().custom_metadata_map["threshold"]) == cut
+    answer = fedapa("predict", tmp_path, tmp_path / "new.csv", "--format", "json")
+    assert [row["class"] for row in json.loads(answer.out)] == said
+    assert f"counts as ill from a probability of {cut:.3g} on (the threshold of this model)" in answer.err
+    other = fedapa("predict", tmp_path, tmp_path / "new.csv", "--threshold", "0")
+    assert [line.split(",")[1] for line in other.out.splitlines()[1:]] == ["ill"] * 4
 
 
 def test_a_site_model_that_was_changed(done: Path, fedapa: Call, tmp_path: Path) -> None:
@@ -566,7 +582,7 @@ def test_the_verdict_names_the_better_model() -> None:
     assert (worse.use, worse.measure) == ("alone", AUC)
     assert "the model trained alone is better: use that one" in worse.text
     better = judge([ACCURACY, AUC], y, wrong, right, "onboarded")
-    assert (better.use, "is better than the one trained alone" in better.text) == ("joined", True)
+    assert (better.use, "is better than the model trained alone" in better.text) == ("joined", True)
     equal = judge([ACCURACY, AUC], y, unsure, unsure, "onboarded")
     assert (equal.use, "no gain is shown" in equal.text) == ("alone", True)
     one = judge([ACCURACY, AUC], y[1:2], right[1:2], wrong[1:2], "onboarded")

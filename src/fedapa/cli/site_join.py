@@ -41,6 +41,9 @@ def key(folder: Path) -> None:
 @click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
 @click.option("--allow-method", "methods", multiple=True, metavar="FILE.py:CLASS", help="A method that runs may use.")
 @click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
+@click.option(
+    "--deliver/--no-deliver", default=None, help="Make site-model/ by itself when a run has ended; default: yes."
+)
 @click.option("--detach", is_flag=True, help="Run in the background; `site leave` ends it.")
 def join(
     kit: Path,
@@ -49,11 +52,13 @@ def join(
     models: tuple[str, ...],
     methods: tuple[str, ...],
     limits: tuple[str, ...],
+    deliver: bool | None,
     detach: bool,
 ) -> None:
     """Join the federation with the folder KIT: answer the coordinator, train here, keep this site's states here.
 
-    --data, --share, --allow-model, --allow-method and --limit are saved beside that folder, in KIT.settings.toml.
+    --data, --share, --allow-model, --allow-method, --limit and --deliver are saved beside that folder, in
+    KIT.settings.toml. When a run has ended, this site's model of it is made here, as by `fedapa site export`.
     """
     require_flower()
     from fedapa import plugins
@@ -67,7 +72,7 @@ def join(
         raise InputError(f"{name} has joined already, as process {other}", "`fedapa site leave` ends that")
     site_settings.check_new_kit(kit)
     wanted = site_settings.read_settings(kit).with_limits(limits)
-    given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None}
+    given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None, "deliver": deliver}
     given["methods"] = [plugins.anchored(method, Path.cwd()) for method in methods] or None
     site_settings.write_settings(
         kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -84,9 +89,9 @@ def join(
 @kit_argument
 @ui.format_option
 def status(kit: Path, form: str) -> None:
-    """Show whether this site is running, its last run and round, its last error, and the states it keeps."""
+    """Show whether this site is running, its last run and round, its last error, its model and the states it keeps."""
     require_flower()
-    from fedapa.federation import processes
+    from fedapa.federation import delivery, processes
     from fedapa.federation import site_status as noted
     from fedapa.federation.kit import read_kit
     from fedapa.transports.flower import site_supervisor
@@ -102,6 +107,7 @@ def status(kit: Path, form: str) -> None:
         "round": facts.get("round"),
         "fault": facts.get("fault", ""),
         "at": facts.get("at", ""),
+        "model": delivery.describe(kit),
         "states": len(states),
         "MB": sum(path.stat().st_size for path in states) / 1e6,
     }

@@ -30,7 +30,7 @@ from fedapa.methods.privacy import NOT_COVERED, Account
 from fedapa.plugins import fingerprint
 from fedapa.store.checkpoint import write_json
 
-FORMAT = "fedapa-wire-2"
+FORMAT, SEVERAL = "fedapa-wire-2", "fedapa-wires-2"  # of one method; of several, each as if alone
 NEW = "make a new dry run before you join"
 # Sections that are not pinned: the data and the coordinator's timeouts. The method is pinned as resolved, the layout
 # by its hash.
@@ -137,6 +137,14 @@ def agreement(
     return {**content, "seal": seal(content)}
 
 
+def together(agreements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of one wire.json for all methods of a run: that of the only one, or all of them by name."""
+    if len(agreements) == 1:
+        return dict(agreements[0])
+    content = {"format": SEVERAL, "methods": {one["method"]: dict(one) for one in agreements}}
+    return {**content, "seal": seal(content)}
+
+
 def seal(content: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in content.items() if key != "seal"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
@@ -157,7 +165,7 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not JSON ({error})", "delete it; fedapa site dry-run site.toml writes one"
         ) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") not in (FORMAT, SEVERAL):
         raise InputError(
             f"{path} is not a wire.json of this version", "delete it; fedapa site dry-run site.toml writes one"
         )
@@ -169,21 +177,24 @@ def read(path: Path) -> dict[str, Any]:
 
 def check(wire: Mapping[str, Any], method: str, up: Mapping[str, Tensor]) -> None:
     """Refuse an upload with anything that is not listed. A client calls this before it sends."""
-    check_method(wire, method)
-    faults = [_fault(up, message) for message in wire["up"]]
+    faults = [_fault(up, message) for message in _for_method(wire, method)["up"]]
     if None not in faults:
         reason = faults[0] if faults else "nothing may leave"
         raise Refused(f"not sent: {reason}", "wire.json lists what may leave; a dry run writes a new one")
 
 
-def check_method(wire: Mapping[str, Any], method: str) -> None:
-    if wire["method"] != method:
-        raise Refused(f"the server runs {method}, this site agreed to {wire['method']}", NEW)
+def _for_method(wire: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    """What the site agreed to send for this method."""
+    agreed: Mapping[str, Any] = wire["methods"] if wire["format"] == SEVERAL else {wire["method"]: wire}
+    if method not in agreed:
+        raise Refused(f"the server runs {method}, this site agreed to {', '.join(agreed)}", NEW)
+    found: Mapping[str, Any] = agreed[method]
+    return found
 
 
 def check_terms(wire: Mapping[str, Any], config: Config) -> None:
     """Refuse a run with any other setting than the site agreed to, and code that sends more fields."""
-    check_method(wire, config.methods[0])
+    wire = _for_method(wire, config.methods[0])
     if wire["said"] != said():
         raise Refused("this version says other things beside its tensors than wire.json lists", NEW)
     asked, agreed = pinned(config), wire["terms"]
@@ -192,9 +203,9 @@ def check_terms(wire: Mapping[str, Any], config: Config) -> None:
             raise Refused(f"the server wants {name} = {found}, this site agreed to {was}", NEW)
 
 
-def check_layout(wire: Mapping[str, Any], layout: str) -> None:
+def check_layout(wire: Mapping[str, Any], method: str, layout: str) -> None:
     """Refuse to take part with other columns or classes than those of the dry run."""
-    if wire["layout"] != layout:
+    if _for_method(wire, method)["layout"] != layout:
         raise Refused("this site's columns or classes are not those of its dry run", NEW)
 
 

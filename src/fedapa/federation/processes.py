@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from fedapa.errors import InputError, RunError
 from fedapa.store.atomic_io import make_folder
@@ -45,19 +46,7 @@ class Child:
     starts: int = 0
 
     def start(self) -> None:
-        make_folder(self.log.parent)
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=_prepared,
-                umask=0o077,
-            )
+        self.process = spawn(self.command, self.log, self.home)
         self.starts += 1
 
     def look(self) -> None:
@@ -70,26 +59,62 @@ class Child:
             self.pause = min(LONGEST, 1.5 * self.pause)
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(8)
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        if self.process is not None:
+            end_process(self.process)
 
 
-def _prepared() -> None:
+def spawn(command: Sequence[str], log: Path, home: Path, nice: int = 0) -> subprocess.Popen[bytes]:
+    """Start a process that writes to a log."""
+    make_folder(log.parent)
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home / "flwr")}
+    with open(log, "ab") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=partial(_prepare, nice),
+            umask=0o077,
+        )
+
+
+def _prepare(nice: int) -> None:
     """Children end with a killed supervisor (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    os.nice(nice)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Stop it and everything that it started."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(8)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Watched(Protocol):
+    """What a supervisor keeps an eye on."""
+
+    log: Path
+
+    def start(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 @dataclass
 class Supervisor:
     """Keeps its children running until it is stopped."""
 
-    children: list[Child]
+    children: Sequence[Watched]
     pid: Path
     prepare: Callable[[], None] = lambda: None  # what must not happen while another one runs
     stopping: bool = field(default=False)

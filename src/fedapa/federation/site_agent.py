@@ -213,7 +213,7 @@ class Site:
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
         if not reply.fault:
             use = site_result.use_of(method.evaluated == "before", ask, down, digest)
-            site_result.note_use(self.store, terms.run, use)
+            site_result.note_use(self.store, terms.run, use, plan.rounds)
             self.store.prune(terms.run, ask.keep_from, use.rounds)
         answer = replace(
             blank,
@@ -317,7 +317,7 @@ class Site:
         own = self.own(config)
         found = "" if own is None else agreement.fingerprint(own[0].schemas[own[1]])
         if self.wire is not None:
-            manifest.check_layout(self.wire, found)
+            manifest.check_layout(self.wire, config.methods[0], found)
         return found
 
     def _fault(self, error: FedapaError) -> str:

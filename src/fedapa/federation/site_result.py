@@ -4,7 +4,9 @@ about.json              the run's terms, the site's number in it, and how its ro
 in-use.safetensors      which state is in use after the last request that was answered, and what arrived with that
                         request, where the method is used as it arrives
 
-Both are written before the answer is sent. So a site that was killed, that left, or whose coordinator is gone has the
+ended                   there once the last round was answered
+
+All are written before the answer is sent. So a site that was killed, that left, or whose coordinator is gone has the
 model of its last answered request.
 """
 
@@ -25,10 +27,10 @@ from fedapa.errors import FedapaError, InputError
 from fedapa.federation import messages
 from fedapa.federation.messages import Disclosed, Terms, TrainRequest, Unsound
 from fedapa.federation.site_store import Store, reason_of
-from fedapa.store.atomic_io import make_folder, write_json
+from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 from fedapa.store.checkpoint import read_tree, write_tree
 
-ABOUT, IN_USE = "about.json", "in-use.safetensors"
+ABOUT, IN_USE, ENDED = "about.json", "in-use.safetensors", "ended"
 DOWN, WORDS = "down/", "words"
 SITES = TypeAdapter(Sites)
 
@@ -80,11 +82,14 @@ def read_about(store: Store, run: str) -> About:
         raise InputError(f"{path} is damaged: {error}", "restore the kit's folder from a backup") from None
 
 
-def note_use(store: Store, run: str, use: InUse) -> None:
+def note_use(store: Store, run: str, use: InUse, rounds: int) -> None:
+    """Which state is in use after an answer; ``rounds`` are those of the run."""
     words = torch.tensor(list(json.dumps([use.round, use.rounds, use.digest]).encode()), dtype=torch.uint8)
     tree = {WORDS: words, **{f"{DOWN}{name}": leaf for name, leaf in use.down.items()}}
     try:
         write_tree(make_folder(store.place(run)) / IN_USE, tree)
+        if use.round >= rounds - 1 and not (ended := store.place(run) / ENDED).exists():
+            write_atomically(ended, b"")
     except FedapaError as error:
         raise Disclosed(f"cannot write which model is in use: {reason_of(error)}", "is the disk full?") from error
 

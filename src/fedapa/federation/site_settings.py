@@ -62,6 +62,7 @@ class SiteSettings(BaseModel):
     models: list[str] = Field(default_factory=list, description="package.module:function that runs may use")
     methods: list[str] = Field(default_factory=list, description="file.py:Class at this site that runs may use")
     limits: SiteLimits = SiteLimits()
+    deliver: bool = Field(True, description="make site-model/ when a run has ended")
 
     def with_limits(self, changes: Iterable[str]) -> SiteSettings:
         """The same with ``name=value`` limits."""

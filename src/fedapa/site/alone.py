@@ -71,7 +71,11 @@ class Alone(NamedTuple):
 
 def alone(config: Config, seed: int) -> list[Alone]:
     """Every site of a config on the split of a seed."""
-    data = load_data(config, seed)
+    return alone_with(config, load_data(config, seed), seed)
+
+
+def alone_with(config: Config, data: Federated, seed: int) -> list[Alone]:
+    """The same with rows that are at hand."""
     data = replace(data, clients=tuple(_whole(client) for client in data.clients))
     measure = measures_of(task_from(config, "local", data).objective, data.classes)[0]
     folds = _folds(data, seed)

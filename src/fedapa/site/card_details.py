@@ -12,7 +12,7 @@ from fedapa.analysis.statistics import Floats
 from fedapa.data.cell_format import as_number
 from fedapa.data.federated import ClientData
 from fedapa.data.tables import Cells, Mask, Table
-from fedapa.site.measures import RECALL, Measure, at_threshold, threshold_of
+from fedapa.site.measures import Measure, Threshold, at_threshold
 from fedapa.site.model_card import Facts
 from fedapa.site.silo_scores import shown
 
@@ -22,37 +22,43 @@ MOST_LEVELS = 10  # of a column of subgroups; numbers with more are cut at the m
 
 
 def with_details(
-    facts: Facts, client: ClientData, seen: Floats, p: Floats, rows: Table | None, subgroups: Sequence[str]
+    facts: Facts,
+    client: ClientData,
+    p: Floats,
+    threshold: Threshold | None,
+    names: Sequence[str],
+    rows: Table | None,
+    subgroups: Sequence[str],
 ) -> Facts:
     """The facts with the threshold in the recall, and the paragraphs that the data allow."""
     y, details, measures = client.test.y.numpy(), list[str](), list(facts.measures)
-    if p.shape[1] == 2 and any(measure.name == RECALL.name for measure in measures):
-        threshold = threshold_of(client.train.y.numpy(), seen)
-        measures = at_threshold(measures, threshold)
-        details.append(_at_threshold(y, p, threshold))
+    if threshold is not None:
+        measures = at_threshold(measures, threshold.value)
+        details.append(_at_threshold(y, p, threshold, names[-1]))
     if p.shape[1] == 2 and len(y) >= FEWEST_ROWS:
-        details.append(calibration(y, p))
+        details.append(calibration(y, p, names[-1]))
     if rows is not None:
         details += [by_subgroup(name, rows, y, p, measures[0]) for name in subgroups if name in rows.columns]
     own = {measure.name: measure.own(y, p) for measure in measures}
     return facts._replace(own=own, details=details, measures=measures)
 
 
-def _at_threshold(y: npt.NDArray[Any], p: Floats, threshold: float) -> str:
-    positive, flagged = y == 1, p[:, 1] >= threshold
+def _at_threshold(y: npt.NDArray[Any], p: Floats, threshold: Threshold, name: str) -> str:
+    positive, flagged = y == 1, p[:, 1] >= threshold.value
     found, alarms = int((positive & flagged).sum()), int((~positive & flagged).sum())
+    held = "" if threshold.is_held_out else "; `validation = 0.2` in `[sites]` holds rows out for it"
     return (
-        f"## At a threshold\n\nRows count as the second class from a probability of {threshold:.3g} on, chosen on train"
-        f" rows. On the test rows this finds {found} of {int(positive.sum())} and flags {alarms} of the"
-        f" {int((~positive).sum())} others. `fedapa predict` names the likelier class,"
-        " from 0.5 on: to use this threshold, or another, compare the probability that it gives with it."
+        f"## At a threshold\n\nA row counts as {name} from a probability of {threshold.value:.3g} on, chosen on"
+        f" {threshold.chosen_on}{held}. On the test rows this finds {found} of {int(positive.sum())} and flags {alarms}"
+        f" of the {int((~positive).sum())} others. `fedapa predict` uses it (model.json: `threshold`);"
+        " `--threshold 0.5` names the likelier class, which the accuracy above is of."
     )
 
 
-def calibration(y: npt.NDArray[Any], p: Floats) -> str:
+def calibration(y: npt.NDArray[Any], p: Floats, name: str) -> str:
     """Predicted and observed shares of the second class, in bins of equally many rows."""
     order = np.argsort(p[:, 1], kind="stable")
-    lines = ["## Calibration", "", "Rows by predicted probability of the second class, and how many are of it:", ""]
+    lines = ["## Calibration", "", f"Rows by predicted probability of {name}, and how many are of it:", ""]
     lines += ["| rows | predicted | observed |", "|---|---|---|"]
     for part in np.array_split(order, BINS):
         lines.append(f"| {len(part)} | {p[part, 1].mean():.3f} | {(y[part] == 1).mean():.3f} |")

@@ -11,7 +11,7 @@ import tomli_w
 
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import Own
-from fedapa.site.inspection import Inspection
+from fedapa.site.inspection import Inspection, held_out_share, rare_last
 from fedapa.training.settings import Training
 
 RATE, BATCH, STEPS = 0.02, 16, 400  # at this rate, tables of a few hundred rows are learned in about so many steps
@@ -26,6 +26,11 @@ def config_text(found: Inspection, folder: Path, said: str, repeats: int = 10) -
     for key, value in vars(found.sites).items():
         if value != getattr(usual, key) and value is not None:
             own[key] = _plain(value)
+    if found.own is not None:
+        if not found.sites.validation and (share := held_out_share(found.own)):
+            own["validation"] = share
+        if found.sites.classes is None and (order := rare_last(found.own)):
+            own["classes"] = order
     own["files"] = {name: _beside(file, folder) for name, file in found.sites.files.items()}
     content: dict[str, Any] = {
         "methods": METHODS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
 from fedapa.data import agreement
 from fedapa.data.federated import ClientData, Federated
+from fedapa.data.sites import Own
 from fedapa.errors import InputError
 from fedapa.federation import manifest
 from fedapa.methods.catalogue import entry
@@ -52,10 +53,28 @@ def dry_run(
     config: Config, method: str, site: str | None = None, progress: Callable[[RoundLog], None] | None = None
 ) -> DryRun:
     """One real round of one site against a local server, then local training to the end."""
-    seed = config.seeds[0]
-    own = load_own(config, seed)
+    return dry_runs(config, [method], site, progress)[0]
+
+
+def dry_runs(
+    config: Config,
+    methods: Sequence[str],
+    site: str | None = None,
+    progress: Callable[[RoundLog], None] | None = None,
+) -> list[DryRun]:
+    """The same for several methods; training alone is done once."""
+    own = load_own(config, config.seeds[0])
     i = _place(own.data, site)
-    client = own.data.clients[i]
+    y, p = own.data.clients[i].test.y.numpy(), _alone(own.data, config, i, progress)
+    measures = measures_of(task_from(config, methods[0], own.data).objective)
+    scores = {measure.name: measure.own(y, p) for measure in measures}
+    return [_played(config, method, own, i, measures, scores) for method in methods]
+
+
+def _played(
+    config: Config, method: str, own: Own, i: int, measures: list[Measure], scores: dict[str, Interval]
+) -> DryRun:
+    seed, client = config.seeds[0], own.data.clients[i]
     task, played = task_from(config, method, own.data), method_from(config, method)
     base, _ = settings_of(config, method)
     exchanges = _messages(played, task, client, i, seed)
@@ -69,9 +88,6 @@ def dry_run(
     account = account_of(played, config.run.rounds, simulated=False)
     terms = manifest.pinned(single(config, method, seed))
     agreed = manifest.agreement(client.name, method, exchanges, once, account, terms, agreement.fingerprint(schema))
-    y, p = client.test.y.numpy(), _alone(own.data, config, task, i, progress)
-    measures = measures_of(task.objective)
-    scores = {measure.name: measure.own(y, p) for measure in measures}
     sees = {row["name"]: _who_sees(base, played.roles.get(row["name"])) for message in agreed["up"] for row in message}
     privacy = [] if account is None else account.lines()
     sizes = len(client.train.y), len(client.test.y)
@@ -101,10 +117,9 @@ def _messages(method: Method, task: Task, client: ClientData, i: int, seed: int)
     return [(down, reply.up), *Expected(method, task, client.train.x[0]).exchanges(3)]
 
 
-def _alone(
-    data: Federated, config: Config, task: Task, i: int, progress: Callable[[RoundLog], None] | None
-) -> statistics.Floats:
+def _alone(data: Federated, config: Config, i: int, progress: Callable[[RoundLog], None] | None) -> statistics.Floats:
     """Predictions of the site's own test rows after as many rounds of training alone."""
+    task = task_from(config, "local", data)
     mine = replace(data, clients=(data.clients[i],))
     training = training_of(config, "local")
     own = replace(task.for_client(i), architectures=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedapa.data.cell_format import as_number
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
-from fedapa.data.sites import Own, described
+from fedapa.data.sites import described
 from fedapa.data.tables import Table
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import AGREED
@@ -27,7 +28,7 @@ from fedapa.federation.kit import KIT
 from fedapa.methods.catalogue import entry
 from fedapa.methods.method import mixing_weights
 from fedapa.site.card_details import with_details
-from fedapa.site.measures import measures_of
+from fedapa.site.measures import chosen_threshold, decided, measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.silo_scores import Scored, score_run
 from fedapa.site.site_model import write_model
@@ -71,23 +72,26 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     schema = own.schemas[i] if own is not None else plain_schema(parts)
     task = parts.task.for_client(i)
     state = in_use(parts.method, task, point, i, client, parts.plan.seed)
-    p = predictions(parts.method, task, state, client.test.x)
-    seen = predictions(parts.method, task, state, client.train.x)
-    flaw = flaw_of(client, seen, p, schema.class_names)
+    predict = partial(predictions, parts.method, task, state)
+    p, seen = predict(client.test.x), predict(client.train.x)
+    threshold = chosen_threshold(measures_of(task.objective, parts.data.classes), client, predict)
+    cut = None if threshold is None else threshold.value
+    flaw = flaw_of(client, seen, p, schema.class_names, cut)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
     groups = () if config.sites is None else config.sites.subgroups
-    facts = with_details(facts, client, seen, p, None if own is None else own.held_out[i], groups)
+    rows = None if own is None else own.held_out[i]
+    facts = with_details(facts, client, p, threshold, schema.class_names, rows, groups)
     base, settings = settings_of(config, config.methods[0])
     card = write_card(facts, schema, score_run(run) if scored is None else scored)
     sites = Sites() if own is None else described(sites_of(config), data_dir_of(config))
-    about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    about = {"rounds": parts.plan.rounds, "seed": parts.plan.seed, "data": parts.data.name, "threshold": cut}
     model = {**config.model.model_dump(), "name": choose(config.model.name, i, client.name)}
     folder = write_model(
         out / "site-model", client.name, base, settings, model, task, state, schema, sites, card, about
     )
     if own is not None:
-        _write_held_out(out, own, i, schema, p)
+        write_held_out(out, own.held_out[i], schema, p, cut)
     return folder
 
 
@@ -99,14 +103,20 @@ def check_simulated(run: Path) -> None:
         raise InputError(f"{run} is a site's kit, not a run", f"fedapa site export {run}")
 
 
-def flaw_of(client: ClientData, seen: statistics.Floats, p: statistics.Floats, names: Sequence[str]) -> str | None:
+def flaw_of(
+    client: ClientData,
+    seen: statistics.Floats,
+    p: statistics.Floats,
+    names: Sequence[str],
+    threshold: float | None = None,
+) -> str | None:
     """Why a model is useless on the site's own rows, train and test together: it predicts one class for all of them,
     or is right no more often than the most frequent class and ranks them no better than chance. Of numbers: it is no
     closer to them than their mean is."""
     if not names:
         return _flaw_of_numbers(client, np.concatenate([seen, p]))
     y, both = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]), np.concatenate([seen, p])
-    counts, said = np.bincount(y), np.unique(both.argmax(1))
+    counts, said = np.bincount(y), np.unique(decided(both, threshold))
     share, right = counts.max() / len(y), statistics.accuracy(y, both)
     if (counts > 0).sum() < 2 or right > share:
         return None
@@ -203,11 +213,15 @@ def counts_of(y: Tensor, classes: int) -> list[int]:
     return y.bincount(minlength=classes).tolist() if classes else [len(y)]
 
 
-def _write_held_out(out: Path, own: Own, i: int, schema: Schema, p: statistics.Floats) -> None:
-    table = own.held_out[i]
+def write_held_out(
+    out: Path, table: Table | None, schema: Schema, p: statistics.Floats, threshold: float | None
+) -> None:
+    """The test rows of a table, and what the model says about them."""
     if table is not None:
+        names = [str(line) for line in table.lines]
         write_atomically(out / "held-out.csv", table_text(table).encode())
-        write_atomically(out / "predictions.csv", prediction_text([str(n) for n in table.lines], schema, p).encode())
+        text = prediction_text(names, schema, p, threshold=threshold)
+        write_atomically(out / "predictions.csv", text.encode())
 
 
 def table_text(table: Table) -> str:
@@ -216,7 +230,9 @@ def table_text(table: Table) -> str:
     return _csv([list(table.columns), *rows])
 
 
-def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line") -> str:
+def prediction_text(
+    names: Sequence[str], schema: Schema, p: statistics.Floats, what: str = "line", threshold: float | None = None
+) -> str:
     """One line per row: where it stands, the class, the probability of every class; or the number alone.
 
     Spreadsheets run a cell that begins like a formula, so texts that do get an apostrophe in front.
@@ -225,7 +241,7 @@ def prediction_text(names: Sequence[str], schema: Schema, p: statistics.Floats, 
         rows = [[name, f"{row[0]:.6g}"] for name, row in zip(names, p, strict=True)]
         return _csv(_escaped([[what, schema.label], *rows]))
     header = [what, schema.label, *(f"p({name})" for name in schema.class_names)]
-    best = np.argmax(p, axis=1)
+    best = decided(p, threshold)
     rows = [
         [name, schema.class_names[int(k)], *(f"{v:.6f}" for v in row)]
         for name, k, row in zip(names, best, p, strict=True)

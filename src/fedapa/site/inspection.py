@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedapa.data.cell_format import (
     ISO,
@@ -29,6 +31,7 @@ from fedapa.data.tables import TEXT, Table
 from fedapa.errors import InputError
 
 Target = Literal["class", "number"]
+FEWEST_RARE = 20  # train rows of a rare class at the middle site, to hold some of them out
 RARE_CLASS = 0.2  # share of the rarer of two classes below which the accuracy says little
 FEW_TRAIN, FEW_TEST = 20, 10  # rows of a site below which its scores say next to nothing
 SPLITS = ("alike", "order", "date", "group")  # kinds of warnings that another split answers
@@ -97,10 +100,30 @@ def rare_share(own: Own) -> float | None:
     """The share of the rarer of two classes over all sites, where it is so rare that the accuracy says little."""
     if own.data.classes != 2:
         return None
-    parts = [part.y for client in own.data.clients for part in (client.train, client.test)]
-    counts = torch.cat(parts).bincount(minlength=2)
+    counts = _counts(own)
     share = float(counts.min() / counts.sum())
     return share if share < RARE_CLASS else None
+
+
+def rare_last(own: Own) -> list[str]:
+    """The two classes with the rare one last, which recall and thresholds are about; empty where it is last already."""
+    if rare_share(own) is None or int(_counts(own).argmin()) == 1:
+        return []
+    return list(reversed(own.schemas[0].class_names))
+
+
+def held_out_share(own: Own) -> float:
+    """Of train rows, to choose a threshold for a rare class on; none where there are too few of that class."""
+    if rare_share(own) is None:
+        return 0.0
+    rare = median(int(client.train.y.bincount(minlength=2).min()) for client in own.data.clients)
+    return 0.2 if rare >= FEWEST_RARE else 0.0
+
+
+def _counts(own: Own) -> Tensor:
+    """Rows of every class, at all sites."""
+    parts = [part.y for client in own.data.clients for part in (client.train, client.test)]
+    return torch.cat(parts).bincount(minlength=2)
 
 
 def _doubts(own: Own) -> list[str]:
@@ -110,6 +133,10 @@ def _doubts(own: Own) -> list[str]:
             f"one class has {100 * share:.1f} % of the rows: a model that never predicts it is right on"
             f" {100 * (1 - share):.1f} %, so the AUC is the primary score (objective.score)"
         )
+        if order := rare_last(own):
+            notes.append(f"classes = {order}: recall and thresholds are about the last class, so it is the rare one")
+        if held_out_share(own):
+            notes.append("a fifth of the train rows is held out, to choose a threshold between the classes on")
     few = [c.name for c in own.data.clients if len(c.train.y) < FEW_TRAIN or len(c.test.y) < FEW_TEST]
     if few:
         rows = f"fewer than {FEW_TRAIN} train or {FEW_TEST} test rows"

@@ -1,13 +1,17 @@
 """From a site's kit to its model: made at the site from its own states, with no coordinator and no other site.
 
 site-model/       the model of the last answered request of a run
-alone-model/      the same recipe trained at the site alone, to compare and to fall back to
+alone-model/      the same recipe trained at the site alone, to compare and to fall back to; beside both, the card shows
+                  a network tuned at the site and a plain model
 held-out.csv      the test rows, and predictions.csv what the model says about them; of tables
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,16 +34,19 @@ from fedapa.methods.catalogue import entry
 from fedapa.methods.local_only import LocalOnly
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
-from fedapa.site.export_models import counts_of, flaw_of, prediction_text, refuse, settings_text, table_text
+from fedapa.site.alone import NETWORK, Alone, alone_with
+from fedapa.site.card_details import with_details
+from fedapa.site.export_models import counts_of, flaw_of, refuse, settings_text, write_held_out
 from fedapa.site.export_models import schema_of_samples as of_samples
 from fedapa.site.local_training import train_alone
-from fedapa.site.measures import measures_of
+from fedapa.site.measures import at_threshold, chosen_threshold, measures_of
 from fedapa.site.model_card import Facts, write_card
-from fedapa.site.silo_scores import Scored
+from fedapa.site.silo_scores import Scored, scored_one, scored_ways
 from fedapa.site.site_model import write_model
 from fedapa.site.verdict import Verdict, judge
-from fedapa.store.atomic_io import make_folder, write_atomically
+from fedapa.store.atomic_io import make_folder, replace_folder
 from fedapa.training.local import Local
+from fedapa.training.task import Task
 
 CHANGED = "this site's rows are no longer those of the run: the model has no scores, and none trained alone beside it"
 
@@ -81,8 +88,13 @@ def deliver_kit(
     run: str | None = None,
     anyway: bool = False,
     progress: Callable[[int], None] | None = None,
+    baselines: bool = True,
 ) -> Delivered:
-    """Write the model of a run (the last one that was answered) below ``out``, by default into the kit."""
+    """Write the model of a run (the last one that was answered) below ``out``, by default into the kit.
+
+    ``baselines``: of tables, beside the network trained alone also one with settings of the site's own choice and a
+    plain model; joining is then judged against the better of these two.
+    """
     torch.set_num_threads(1)  # as in the run, to get the same bits
     read_kit(kit)
     site, out = Site.open(kit), out or kit
@@ -95,32 +107,60 @@ def deliver_kit(
         folder = _write(out / "site-model", kept, schema, kept.agreed.method, state, write_card(facts, schema, []))
         return Delivered(folder, kept.about.terms.run, kept.config.methods[0], _progress(kept), None, [CHANGED])
     method, task, plan = kept.agreed
-    client, i = rows.client, kept.about.client
-    alone = train_alone(task, client, i, plan.seed, plan.rounds, training_of(kept.config, "local"), progress)
-    p = predictions(method, task, state, client.test.x)
-    mine = predictions(LocalOnly(), task, alone, client.test.x)
-    flaw = flaw_of(client, predictions(method, task, state, client.train.x), p, schema.class_names)
+    client, i = replace(rows.client, name=site.name), kept.about.client  # its file may have another name
+    recipe = training_of(kept.config, "local")
+    own = Made(LocalOnly(), train_alone(task, client, i, plan.seed, plan.rounds, recipe, progress), task, client)
+    made = Made(method, state, task, client)
+    flaw = flaw_of(client, made.seen, made.p, schema.class_names, made.cut)
     refuse(site.name, flaw, anyway)
-    measures, y = measures_of(task.objective), client.test.y.numpy()
-    verdict = judge(measures, y, mine, p, "joined")
-    share = len(y) / (len(y) + len(client.train.y))
-    scored = [
-        Scored(name, plan.seed, site.name, len(y), share, {m.name: m.of(y, found) for m in measures})
-        for name, found in (("local", mine), (kept.config.methods[0], p))
+    others = alone_with(kept.config, rows.data, plan.seed)[0] if baselines and schema.columns else None
+    scored = _scored(kept, client, own, made, others)
+    measures, y = made.measures, client.test.y.numpy()
+    if others is None:
+        verdict = judge(measures, y, own.p, made.p, "joined")
+    else:
+        best, found, _ = others.best
+        rival = "tuned network" if best.kind == NETWORK else best.kind
+        verdict = judge(measures, y, found, made.p, "joined", f"{rival} of this site alone")
+    facts = _facts(site.name, kept, rows)._replace(flaw=flaw or "", verdict=verdict.text)
+    groups = () if kept.about.sites is None else kept.about.sites.subgroups
+    detailed = [
+        with_details(one, client, model.p, model.threshold, schema.class_names, rows.held_out, groups)
+        for one, model in (
+            (facts, made),
+            (facts._replace(method="local", title="training alone", sent=False, flaw=""), own),
+        )
     ]
-    facts = _facts(site.name, kept, rows)._replace(
-        flaw=flaw or "", verdict=verdict.text, own={m.name: m.own(y, p) for m in measures}, measures=measures
-    )
-    folder = _write(out / "site-model", kept, schema, method, state, write_card(facts, schema, scored))
-    own = facts._replace(
-        method="local", title="training alone", sent=False, own={m.name: m.own(y, mine) for m in measures}
-    )
-    _write(out / "alone-model", kept, schema, LocalOnly(), alone, write_card(own, schema, scored[:1]))
-    if rows.held_out is not None:
-        names = [str(line) for line in rows.held_out.lines]
-        write_atomically(out / "held-out.csv", table_text(rows.held_out).encode())
-        write_atomically(out / "predictions.csv", prediction_text(names, schema, p).encode())
+    folder = _write(out / "site-model", kept, schema, method, state, write_card(detailed[0], schema, scored), made.cut)
+    card = write_card(detailed[1], schema, scored[:1])
+    _write(out / "alone-model", kept, schema, LocalOnly(), own.state, card, own.cut)
+    write_held_out(out, rows.held_out, schema, made.p, made.cut)
     return Delivered(folder, kept.about.terms.run, kept.config.methods[0], _progress(kept), verdict, [])
+
+
+class Made:
+    """A model with what it says of the site's own rows."""
+
+    def __init__(self, method: Method, state: Tree, task: Task, client: ClientData) -> None:
+        predict = partial(predictions, method, task, state)
+        self.state, self.p, self.seen = state, predict(client.test.x), predict(client.train.x)
+        self.measures = measures_of(task.objective, task.classes)
+        self.threshold = chosen_threshold(self.measures, client, predict)
+        if self.threshold is not None:
+            self.measures = at_threshold(self.measures, self.threshold.value)
+
+    @property
+    def cut(self) -> float | None:
+        return None if self.threshold is None else self.threshold.value
+
+
+def _scored(kept: Kept, client: ClientData, own: Made, made: Made, others: Alone | None) -> list[Scored]:
+    """What the card compares: training alone first."""
+    seed, name = kept.agreed.plan.seed, kept.config.methods[0]
+    found = [scored_one(kept.config, seed, client, "local", own.measures, own.p, own.seen)]
+    if name != "local":
+        found.append(scored_one(kept.config, seed, client, name, made.measures, made.p, made.seen))
+    return found if others is None else [*found, *scored_ways(kept.config, seed, client, others, made.measures)]
 
 
 def read_kept(site: Site, run: str | None) -> Kept:
@@ -201,11 +241,14 @@ def _facts(site: str, kept: Kept, rows: Rows | None) -> Facts:
         kept.about.terms.names,
         [] if account is None else account.lines(),
         settings_text(kept.config),
-        measures=measures_of(task.objective),
+        measures=measures_of(task.objective, task.classes),
     )
 
 
-def _write(folder: Path, kept: Kept, schema: Schema, method: Method, state: Tree, card: str) -> Path:
+def _write(
+    folder: Path, kept: Kept, schema: Schema, method: Method, state: Tree, card: str, threshold: float | None = None
+) -> Path:
+    """In the place of what was there: a model.onnx of another model does not stay."""
     base, settings = settings_of(kept.config, kept.config.methods[0])
     if isinstance(method, LocalOnly):
         base, settings = "local", {}
@@ -214,8 +257,11 @@ def _write(folder: Path, kept: Kept, schema: Schema, method: Method, state: Tree
         "seed": kept.agreed.plan.seed,
         "data": "own" if kept.about.schema else kept.config.data.source,
         "run": kept.about.terms.run,
+        "threshold": threshold,
     }
     site, model = kept.about.terms.names[kept.about.client], kept.config.model.model_dump()
     sites = kept.about.sites or Sites()
-    make_folder(folder)
-    return write_model(folder, site, base, settings, model, kept.agreed.task, state, schema, sites, card, about)
+    aside = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    write_model(make_folder(aside), site, base, settings, model, kept.agreed.task, state, schema, sites, card, about)
+    return replace_folder(aside, folder)

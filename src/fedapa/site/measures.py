@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Floats, Interval
 from fedapa.core import ranking
 from fedapa.core.scores import LOSS, Score
+from fedapa.data.federated import ClientData
 from fedapa.training.objective import Classification, Objective
 
 
@@ -61,9 +63,39 @@ def threshold_of(y: npt.NDArray[Any], p: Floats) -> float:
     if positive.all() or not positive.any():
         return 0.5
     order = np.argsort(-p[:, -1], kind="stable")
+    found = p[order, -1]
     gains = np.where(positive[order], 1 / positive.sum(), -1 / (~positive).sum()).cumsum()
-    ends = np.append(np.diff(p[order, -1]) != 0, True)  # rows of one probability are on one side
-    return float(p[order[int(np.where(ends, gains, -np.inf).argmax())], -1])
+    ends = np.append(np.diff(found) != 0, True)  # rows of one probability are on one side
+    last = int(np.where(ends, gains, -np.inf).argmax())
+    below = found[last + 1] if last + 1 < len(found) else 0.0
+    return float((found[last] + below) / 2)  # between two rows, so that rounding moves none across
+
+
+class Threshold(NamedTuple):
+    value: float
+    rows: int  # that it was chosen on
+    is_held_out: bool  # they are no train rows
+
+    @property
+    def chosen_on(self) -> str:
+        return f"{self.rows} {'held-out' if self.is_held_out else 'train'} rows"
+
+
+def chosen_threshold(
+    measures: Sequence[Measure], client: ClientData, predict: Callable[[Tensor], Floats]
+) -> Threshold | None:
+    """Where a primary score for rare classes was chosen: by held-out rows if there are some, else by train rows."""
+    part = client.train if client.validation is None else client.validation
+    if all(measure.name != RECALL.name for measure in measures):
+        return None
+    return Threshold(threshold_of(part.y.numpy(), predict(part.x)), len(part.y), client.validation is not None)
+
+
+def decided(p: Floats, threshold: float | None) -> npt.NDArray[np.int64]:
+    """The class of every row by number: of two classes by the threshold where there is one, else the likeliest."""
+    if threshold is None or p.shape[1] != 2:
+        return np.asarray(p.argmax(1), dtype=np.int64)
+    return np.asarray(p[:, -1] >= threshold, dtype=np.int64)
 
 
 def at_threshold(measures: Sequence[Measure], threshold: float) -> list[Measure]:

@@ -109,7 +109,9 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
         rival = reference(scored)
         judge = AUC if rival == "local" and AUC in facts.measures else facts.measures[0]
         gain = next((row[f"{judge.name} gain"] for row in rows if row["method"] == facts.method), None)
-        if facts.method != "local" and gain is not None:
+        if facts.method != "local" and gain is not None and facts.verdict:
+            lines += ["", _fairness(rival, facts)]
+        elif facts.method != "local" and gain is not None:
             how = "" if judge.sign > 0 else " (above 0: less of it)"
             beside = " over the better of the two tuned ways alone" if rival == ALONE else ""
             said = f"Gain in {judge.title} by joining{beside}{how}: {shown(judge, gain, signed=True)}."

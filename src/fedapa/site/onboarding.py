@@ -9,15 +9,17 @@ become the newcomer's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedapa.analysis.personalized_model import in_use, predictions
-from fedapa.analysis.statistics import Interval
+from fedapa.analysis.statistics import Floats, Interval
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of
 from fedapa.config.sections import Config
@@ -44,7 +46,7 @@ from fedapa.site.export_models import (
     sites_of,
 )
 from fedapa.site.local_training import train_alone
-from fedapa.site.measures import Measure, measures_of
+from fedapa.site.measures import Measure, chosen_threshold, measures_of
 from fedapa.site.model_card import Facts, privacy_of, write_card
 from fedapa.site.site_model import write_model
 from fedapa.site.verdict import Verdict, judge
@@ -110,13 +112,18 @@ def onboard(
     }
     y = client.test.y.numpy()
     p = {label: predictions(how, task, state, client.test.x) for label, (how, state) in models.items() if state}
-    measures = measures_of(task.objective)
+    measures = measures_of(task.objective, task.classes)
+    cuts = {
+        label: _cut(measures, client, partial(predictions, how, task, state))
+        for label, (how, state) in models.items()
+        if state
+    }
     scores = {label: {m.name: m.own(y, found) for m in measures} for label, found in p.items()}
     matrix = mixing_weights(method, server)
     weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
     sizes = len(client.train.y), len(client.test.y)
     seen = predictions(method, task, models["onboarded"][1], client.train.x)
-    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names)
+    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names, cuts["onboarded"])
     refuse(name, flaw, anyway)
     verdict = judge(measures, y, p["alone"], p["onboarded"], "onboarded")
     facts = _facts(config, parts, own, task, weights, rounds)._replace(flaw=flaw or "", verdict=verdict.text)
@@ -130,13 +137,19 @@ def onboard(
         models["onboarded"][1],
         (base, settings),
         facts._replace(own=scores["onboarded"]),
+        cuts["onboarded"],
     )
     alone = facts._replace(
         method="local", title="training alone", sent=False, own=scores["alone"], weights={}, flaw="", privacy=()
     )
-    _write(out / "alone-model", config, parts, own, task, models["alone"][1], ("local", {}), alone)
+    _write(out / "alone-model", config, parts, own, task, models["alone"][1], ("local", {}), alone, cuts["alone"])
     checkpoint.write(out / "checkpoints", grown)
     return Newcomer(name, sizes, measures, scores, weights, folder, verdict)
+
+
+def _cut(measures: Sequence[Measure], client: ClientData, predict: Callable[[Tensor], Floats]) -> float | None:
+    found = chosen_threshold(measures, client, predict)
+    return None if found is None else found.value
 
 
 def _read(run: Path, name: str, file: Path, parts: Parts) -> Own:
@@ -204,7 +217,7 @@ def _facts(config: Config, parts: Parts, own: Own, task: Task, weights: dict[str
         weights,
         task.names,
         privacy_of(parts.method, rounds),
-        measures=measures_of(task.objective),
+        measures=measures_of(task.objective, task.classes),
     )
 
 
@@ -217,9 +230,10 @@ def _write(
     state: Tree,
     method: tuple[str, dict[str, Any]],
     facts: Facts,
+    threshold: float | None,
 ) -> Path:
     schema = own.schemas[0]
     sites = Sites() if config.sites is None else described(sites_of(config), data_dir_of(config))
-    about = {"rounds": facts.rounds, "seed": parts.plan.seed, "data": parts.data.name}
+    about = {"rounds": facts.rounds, "seed": parts.plan.seed, "data": parts.data.name, "threshold": threshold}
     card, model = write_card(facts, schema, []), config.model.model_dump()
     return write_model(folder, facts.site, *method, model, task, state, schema, sites, card, about)

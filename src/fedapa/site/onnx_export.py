@@ -2,7 +2,8 @@
 
 Of a table, every column is an input of its own name and of shape [rows, 1]: numbers as float64, NaN where there is no
 value; categories as text, "" where there is none, written as `fedapa predict` reads them (1.0 is 1). Of samples, the
-input is `inputs`, as `fedapa predict` reads them from an .npz file.
+input is `inputs`, as `fedapa predict` reads them from an .npz file. Of classes, a second output names the class of
+every row as `fedapa predict` does: the likeliest, or by the model's threshold, which is among the metadata.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedapa.site.site_model import SiteModel, read_model
 
 ML = "ai.onnx.ml"  # the operators of ONNX for tables
 ML_VERSION = 3
-INNER, OUTPUT = "fedapa/", "probabilities"  # beginning of names inside, which no column has; the output
+INNER, OUTPUT, CLASS = "fedapa/", "probabilities", "predicted_class"  # beginning of names inside; the outputs
 PREPARED = f"{INNER}prepared"
 
 
@@ -82,7 +83,12 @@ def write_onnx(folder: Path) -> Path:
     model = onnx.load(path)
     if is_table:
         model = _with_preparation(model, found.schema)
-    onnx.helper.set_model_props(model, {"classes": json.dumps(found.schema.class_names), "site": found.site})
+    if found.schema.classes:
+        _add_class(model.graph, found.schema.class_names, found.threshold)
+    about = {"classes": json.dumps(found.schema.class_names), "site": found.site}
+    if found.threshold is not None:
+        about["threshold"] = repr(found.threshold)
+    onnx.helper.set_model_props(model, about)
     onnx.checker.check_model(model)
     onnx.save(model, path)
     return path
@@ -91,7 +97,7 @@ def write_onnx(folder: Path) -> Path:
 def _with_preparation(model: Any, schema: Schema) -> Any:
     from onnx import compose
 
-    if odd := [c.name for c in schema.columns if c.name == OUTPUT or c.name.startswith(INNER)]:
+    if odd := [c.name for c in schema.columns if c.name in (OUTPUT, CLASS) or c.name.startswith(INNER)]:
         raise InputError(f"a column called {odd[0]!r} cannot be an input of ONNX", "rename it and train again")
     model = compose.add_prefix(model, f"{INNER}model/", rename_inputs=False, rename_outputs=False)
     prepared = _preparation(schema, model)
@@ -116,6 +122,30 @@ def _preparation(schema: Schema, model: Any) -> Any:
     versions = {one.domain: one.version for one in model.opset_import}
     opsets = [helper.make_opsetid("", versions.get("", 18)), helper.make_opsetid(ML, versions.get(ML, ML_VERSION))]
     return helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+
+
+def _add_class(graph: Any, names: Sequence[str], threshold: float | None) -> None:
+    """The name of the class of every row as another output."""
+    from onnx import TensorProto, helper
+
+    listed, place, last, cut, over = (f"{INNER}class/{word}" for word in ("names", "place", "last", "cut", "over"))
+    texts: list[Any] = [name.encode() for name in names]
+    constants = [helper.make_tensor(listed, TensorProto.STRING, [len(names)], texts)]
+    if threshold is None or len(names) != 2:
+        nodes = [helper.make_node("ArgMax", [OUTPUT], [place], axis=1, keepdims=0)]
+    else:
+        constants += [
+            helper.make_tensor(last, TensorProto.INT64, [], [1]),
+            helper.make_tensor(cut, TensorProto.FLOAT, [], [threshold]),
+        ]
+        nodes = [
+            helper.make_node("Gather", [OUTPUT, last], [f"{last}/p"], axis=1),
+            helper.make_node("GreaterOrEqual", [f"{last}/p", cut], [over]),
+            helper.make_node("Cast", [over], [place], to=TensorProto.INT64),
+        ]
+    graph.node.extend([*nodes, helper.make_node("Gather", [listed, place], [CLASS])])
+    graph.initializer.extend(constants)
+    graph.output.append(helper.make_tensor_value_info(CLASS, TensorProto.STRING, ["rows"]))
 
 
 def _number(column: Column, k: int) -> tuple[list[Any], list[Any], list[str]]:

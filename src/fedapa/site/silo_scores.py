@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from fedapa.config.sections import Config
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import some
 from fedapa.site.alone import Alone, Choice, alone
-from fedapa.site.measures import ACCURACY, AUC, Measure, at_threshold, measures_of, threshold_of
+from fedapa.site.measures import (
+    ACCURACY,
+    AUC,
+    RECALL,
+    Measure,
+    at_threshold,
+    chosen_threshold,
+    measures_of,
+    threshold_of,
+)
 from fedapa.store.run_folder import kept_engine
 
 BY_HEART = 0.1  # AUC on train rows above that on test rows
@@ -54,17 +64,15 @@ def score_run(folder: Path) -> list[Scored]:
     for i, client in enumerate(data.clients):
         own = task.for_client(i)
         state = in_use(method, own, point, i, client, plan.seed)
-        test, train = (predictions(method, own, state, part.x) for part in (client.test, client.train))
-        aside = client.validation
-        held = (client.train.y.numpy(), train)
-        if aside is not None:
-            held = aside.y.numpy(), predictions(method, own, state, aside.x)
-        judged = at_threshold(measures, threshold_of(*held)) if data.classes else measures
-        found.append(_scored(config, plan.seed, client, config.methods[0], judged, test, train))
+        predict = partial(predictions, method, own, state)
+        test, train = (predict(part.x) for part in (client.test, client.train))
+        threshold = chosen_threshold(measures, client, predict)
+        judged = measures if threshold is None else at_threshold(measures, threshold.value)
+        found.append(scored_one(config, plan.seed, client, config.methods[0], judged, test, train))
     return found
 
 
-def _scored(
+def scored_one(
     config: Config, seed: int, client: ClientData, method: str, measures: Sequence[Measure], test: Floats, train: Floats
 ) -> Scored:
     y, rows = client.test.y.numpy(), len(client.test.y)
@@ -83,13 +91,22 @@ def score_alone(config: Config, seed: int) -> tuple[list[Scored], list[dict[str,
     measures = measures_of(parts.task.objective, parts.data.classes)
     scored, chosen = [], []
     for client, mine in zip(parts.data.clients, alone(config, seed), strict=True):
-        for name, (choice, test, train) in _ways(mine):
-            seen = client.train.y.numpy()
-            judged = at_threshold(measures, threshold_of(seen, train[: len(seen)])) if parts.data.classes else measures
-            scored.append(_scored(config, seed, client, name, judged, test, train))
-            if name == ALONE:
-                chosen.append({"site": client.name, "seed": seed, **_told(choice), "network": _told(mine.network[0])})
+        scored += scored_ways(config, seed, client, mine, measures)
+        best, network = mine.best[0], mine.network[0]
+        chosen.append({"site": client.name, "seed": seed, **_told(best), "network": _told(network)})
     return scored, chosen
+
+
+def scored_ways(
+    config: Config, seed: int, client: ClientData, found: Alone, measures: Sequence[Measure]
+) -> list[Scored]:
+    """The ways of one site alone; the threshold between two classes is chosen on train rows."""
+    seen, scored = client.train.y.numpy(), []
+    for name, (_, test, train) in _ways(found):
+        is_cut = any(measure.name == RECALL.name for measure in measures)
+        judged = at_threshold(measures, threshold_of(seen, train[: len(seen)])) if is_cut else measures
+        scored.append(scored_one(config, seed, client, name, judged, test, train))
+    return scored
 
 
 def _ways(found: Alone) -> Iterator[tuple[str, tuple[Choice, Floats, Floats]]]:

@@ -1,7 +1,7 @@
 """site-model/: one site's model as files that need no run, no other site and no pickle.
 
 model.safetensors     the tensors of the model
-model.json            architecture, method, classes, and the digest of the tensors
+model.json            architecture, method, classes, threshold between two of them, and the digest of the tensors
 preprocessing.json    how a row becomes numbers
 MODEL_CARD.md         for people
 """
@@ -53,6 +53,7 @@ class SiteModel:
     state: Tree
     schema: Schema
     reading: Mapping[str, Any]  # how this site's files are written
+    threshold: float | None = None  # of two classes: the probability from which a row counts as the last one
 
     def predict(self, path: Path) -> tuple[Floats, list[str], list[str]]:
         """Probabilities [rows, classes], or numbers [rows, 1], of a file (or a folder of images), the rows' names, and
@@ -180,7 +181,7 @@ def read_model(folder: Path) -> SiteModel:
         mean, std = tuple(about["mean"]), tuple(about["std"])
         task = Task(split, len(schema.classes), torch.ones(1), mean=mean, std=std, objective=objective)
         made = make(method["name"], **method["settings"])
-        return SiteModel(about["site"], made, task, state, schema, preparation["reading"])
+        return SiteModel(about["site"], made, task, state, schema, preparation["reading"], about.get("threshold"))
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder} is not a site-model ({error!r})", "take the folder as it was written") from None
 

@@ -23,8 +23,11 @@ class Verdict(NamedTuple):
     text: str
 
 
-def judge(measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joined: Floats, what: str) -> Verdict:
-    """By the AUC of two classes, else by the first measure that has a value; ``what`` names the joined model."""
+def judge(
+    measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joined: Floats, what: str, rival: str = ""
+) -> Verdict:
+    """By the AUC of two classes, else by the first measure that has a value; ``what`` names the joined model, and
+    ``rival`` the other one if it is not the same network trained alone."""
     ordered = sorted(measures, key=lambda measure: measure != AUC) if alone.shape[1] == 2 else list(measures)
     values = [(m, m.of(y, alone), m.of(y, joined)) for m in ordered]
     known = [(m, a, b) for m, a, b in values if a is not None and b is not None]
@@ -34,9 +37,9 @@ def judge(measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joine
     measure, one, other = known[0]
     gain = paired(measure, y, alone, joined)
     use = JOINED if gain.mean > 0 else ALONE
-    scores = f"{measure.title} {measure.scale * one:.{measure.digits}f} alone, "
+    scores = f"{measure.title} {measure.scale * one:.{measure.digits}f} {f'of the {rival}' if rival else 'alone'}, "
     scores += f"{measure.scale * other:.{measure.digits}f} {what}, gain {shown(measure, gain, signed=True)}"
-    return Verdict(measure, gain, use, f"{_words(gain, what)} ({scores})")
+    return Verdict(measure, gain, use, f"{_words(gain, what, rival or 'model trained alone')} ({scores})")
 
 
 def paired(measure: Measure, y: npt.NDArray[Any], alone: Floats, joined: Floats) -> Interval:
@@ -57,11 +60,11 @@ def paired(measure: Measure, y: npt.NDArray[Any], alone: Floats, joined: Floats)
     return Interval(value, float(found.std(ddof=1)), float(low), float(high))
 
 
-def _words(gain: Interval, what: str) -> str:
+def _words(gain: Interval, what: str, rival: str) -> str:
     if gain.low is not None and gain.low > 0:
-        return f"the {what} model is better than the one trained alone"
+        return f"the {what} model is better than the {rival}"
     if gain.high is not None and gain.high < 0:
-        return "the model trained alone is better: use that one"
+        return f"the {rival} is better: use that one"
     if gain.mean <= 0:
-        return "no gain is shown: use the model trained alone"
+        return f"no gain is shown: use the {rival}"
     return f"the {what} model is ahead, by less than chance allows to tell"

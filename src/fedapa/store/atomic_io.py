@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def write_atomically(path: Path, content: bytes | Iterable[Piece], mode: int = 0
         aside.unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}", "is the disk full or the folder read-only?") from error
     _sync_folder(path.parent)
+
+
+def replace_folder(new: Path, folder: Path) -> Path:
+    """Put a finished folder in the place of another one, whose files are gone then: no reader sees a mixture."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    try:
+        if folder.exists():
+            os.replace(folder, aside)
+        os.replace(new, folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}", "is the folder read-only?") from error
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder
 
 
 def write_json(path: Path, content: object) -> None:

@@ -1,4 +1,5 @@
-"""A site's processes: Flower's SuperNode, which talks to the coordinator, and the worker that answers for it."""
+"""A site's processes: Flower's SuperNode, which talks to the coordinator, the worker that answers for it, and one that
+makes the site's model when a run has ended."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from fedapa.errors import InputError
 from fedapa.federation import audit_log, keys
+from fedapa.federation.delivery import Delivery
 from fedapa.federation.keys import write_secret
 from fedapa.federation.kit import CA, KEY, LOCAL, SECRET, read_kit
 from fedapa.federation.processes import Child, Supervisor, free_port, options, python
@@ -41,7 +43,7 @@ def site_processes(folder: Path) -> Supervisor:
     worker = python("fedapa.transports.flower.worker", str(folder), f"127.0.0.1:{port}")
     logs = folder / "log"
     children = [Child("node", node, logs / "node.log", folder), Child("worker", worker, logs / "worker.log", folder)]
-    return Supervisor(children, folder / PID, lambda: _renew(folder))
+    return Supervisor([*children, Delivery(folder, logs / "export.log")], folder / PID, lambda: _renew(folder))
 
 
 def _renew(folder: Path) -> None:
