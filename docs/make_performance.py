@@ -27,6 +27,7 @@ HEADINGS = {
     "workers": "Two cores",
     "run": "A whole run",
     "overhead": "What is left over",
+    "loops": "Any model, against a hand-written loop",
     "server": "The server",
     "clients": "Many clients",
     "start": "Cold start",
