@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import torch
 import torch._dynamo  # torch would load it with the first optimizer, and look at the mocks of a checkout
@@ -35,7 +35,7 @@ from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, visit
 from fedapa.training.engines.choice import one_thread
-from fedapa.training.local import Job, Plain, Trained
+from fedapa.training.local import Job, Local, Plain, Trained
 from fedapa.training.model import build_model
 from fedapa.training.settings import Training
 from fedapa.training.task import Task
@@ -59,6 +59,14 @@ def enlarge(split: Split, every: int = 1) -> Split:
     return Split(x.repeat_interleave(4, -1).repeat_interleave(4, -2).repeat(1, 3, 1, 1), split.y[::every])
 
 
+def in_whole_batches(data: Federated) -> Federated:
+    """Every client with the samples that fill its batches."""
+    kept = (
+        replace(c, train=Split(*(part[: len(c.train.y) // BATCH * BATCH] for part in c.train))) for c in data.clients
+    )
+    return replace(data, clients=tuple(kept))
+
+
 class DoubleTask(Task):
     """The library packs models as float32; here they start as float64, with the values of float32."""
 
@@ -73,11 +81,11 @@ def make_task(data: Federated, training: Training, rounds: int) -> Task:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Inside, new tensors are float64, and one thread computes: always in the same order."""
-    before = torch.get_default_dtype()
+    """Inside, new tensors are float64, counts of classes too, and one thread computes: always in the same order."""
+    before, counts = torch.get_default_dtype(), Local.counts
     torch.set_default_dtype(torch.float64)
     try:
-        with one_thread():
+        with one_thread(), patch.object(Local, "counts", lambda local: counts(local).double()):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -153,7 +161,7 @@ class Ours:
 
     def accuracies(self, when: str) -> list[float]:
         counts = [log.before if when == "before" else log.after for log in self.logs]
-        return [float(c[:, 0].sum() / c[:, 1].sum()) for c in counts if c is not None]
+        return [float(c[:, 0, 0].sum() / c[:, 0, 1].sum()) for c in counts if c is not None]
 
 
 def play(method: Method, data: Federated, training: Training, rounds: int, share: float = 1.0) -> Ours:
@@ -193,6 +201,9 @@ class Replay:
         for index in self.epochs[0]:
             yield self.data.x[index], self.data.y[index]
         self.epochs.popleft()
+
+    def __len__(self) -> int:
+        return max(len(self.data.y) // BATCH, 1)
 
 
 def left_over(epochs: Sequence[Epochs]) -> str:

@@ -41,6 +41,10 @@ other one makes the command fail.
 - Rates and lengths are chosen so that rounding stays small: PFLlib 4 rounds at 0.05, with momentum at 0.005; the
   released code 5 rounds at its own 0.01. Training amplifies rounding: at 0.05 with momentum, FedAvg's client models
   were 1.2e-12 apart (not "equal" by the limit above), and ten rounds of the released code left theta 2.7e-13 apart.
+- FedBABU is compared without fine-tuning, which PFLlib does once at the end. Per-FedAvg and APFL score other models
+  than PFLlib's, so that accuracies are not compared. PFLlib's Per-FedAvg trains twice a round, hence half the epochs.
+  FedRoD gets whole batches, because PFLlib counts classes without the last one. pFedMe's second
+  row takes the weight decay out of PFLlib's inner optimizer.
 - Momentum: our clients keep it from round to round (`keep_momentum`). PFLlib trains without; for the rows with
   momentum, `torch.optim.SGD` gets it as a default, and PFLlib's optimizers live as long as its clients.
 """
@@ -110,7 +114,7 @@ HEAD = "| theirs | ours | rounds | clients | momentum | relative distance | accu
 
 def line(row: Row) -> str:
     distances = ", ".join(f"{part} {distance:.1e}" for part, distance in row.distances.items()) or "–"
-    accuracies = "equal" if row.same_accuracies else "differ"
+    accuracies = {True: "equal", False: "differ", None: "not compared"}[row.same_accuracies]
     cells = (row.theirs, row.ours, row.rounds, row.clients, f"{row.momentum:g}", distances, accuracies, row.verdict)
     return "| " + " | ".join(map(str, cells)) + " |"
 

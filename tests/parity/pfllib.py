@@ -7,16 +7,28 @@ torch.optim.SGD gets it as a default: PFLlib asks for none, and keeps its optimi
 
 from __future__ import annotations
 
+import pkgutil
 import runpy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from lockstep import BATCH, Ours, OutOfStepError, Replay, checkout, flat, left_over, load_weights, play
+from lockstep import (
+    BATCH,
+    Ours,
+    OutOfStepError,
+    Replay,
+    checkout,
+    flat,
+    in_whole_batches,
+    left_over,
+    load_weights,
+    play,
+)
 from torch import Tensor, nn
 from verdict import Row, Write, farthest, judge, relative
 
@@ -29,10 +41,15 @@ from fedapa.training.settings import Training
 ROUNDS = 4
 RATES = {0.0: 0.05, 0.9: 0.005}  # by momentum: ten times the steps at a tenth of the rate, or rounding grows by itself
 ABSENT = ("torchvision", "cvxpy", "h5py", "calmsize")
-NO_MOMENTUM = "PFLlib's proximal optimizer has no momentum"
+NO_MOMENTUM = "PFLlib's own optimizer has no momentum"
 KERNEL = "PFLlib's MMD has four fixed bandwidths; ours, as the authors', five relative to the mean distance"
 APPLE = "PFLlib uploads the personal model as core, multiplies the rate by M and starts from p = 1/M"
+DECAY = "PFLlib's inner optimizer decays weights by 0.001, which no paper and no argument has"
+ALONE = "PFLlib trains the private model alone, mixes it into itself once a round and learns alpha by another gradient"
 AMP = "PFLlib's FedAMP is Local: its penalty has no gradient and the mixture is never used"
+
+
+Samples = dict[tuple[int, bool], list[tuple[Tensor, Tensor]]]  # of every client, for training or not
 
 
 class Case(NamedTuple):
@@ -49,8 +66,13 @@ class Case(NamedTuple):
     when: str = "before"  # PFLlib evaluates before or after local training
     take: slice = slice(None)  # of its accuracies, those of the model that ours evaluates
     reasons: Mapping[str, str] = {}
-    proximal: tuple[str, ...] = ()  # parts that PFLlib trains with its own proximal optimizer
+    proximal: tuple[str, ...] = ()  # parts that PFLlib trains with an optimizer of its own
     note: str = ""
+    is_scored: bool = True  # both codes score the same model
+    scores: str = "rs_test_acc"  # where PFLlib keeps its accuracies
+    looks: int = 0  # epochs that PFLlib reads before it trains
+    whole_batches: bool = False
+    changes: Mapping[str, Any] = {}  # in PFLlib while it runs, by name
 
     @property
     def ours(self) -> str:
@@ -67,6 +89,7 @@ class Case(NamedTuple):
 WHOLE = ("global model", "client models")
 HEIR = (*WHOLE, "inherited models")
 PROTO = {"lam": 1.0, "inference": "global_prototype", "average": "clients", "prototypes": "during"}
+ME, OWN = "-bt 1.0 -lam 15 -K 3 -lrp 0.01", {"inner_steps": 3, "used": "local"}
 MU = 0.9 * (ROUNDS - 1) / ROUNDS  # PFLlib divides mu by the number of its last round, ours by that of all rounds
 CASES = (
     Case("Local", "", "local", {}, ("client models",)),
@@ -98,6 +121,41 @@ CASES = (
         reasons=dict.fromkeys(HEIR, KERNEL),
     ),
     Case("APPLE", "", "apple", {"lr_p": 0.0, "mu": 0.0}, ("client models",), reasons={"client models": APPLE}),
+    Case("LG-FedAvg", "", "lg-fedavg", {}, ("shared head", "client models")),
+    Case("FedBABU", "-fte 0", "fedbabu", {"tune_epochs": 0}, ("extractor",), take=slice(ROUNDS)),
+    Case("FedROD", "", "fedrod", {"start": "head"}, (*WHOLE, "private heads"), looks=1, whole_batches=True),
+    Case("SCAFFOLD", "-slr 1.0", "scaffold", {}, (*WHOLE, "control variate"), proximal=(*WHOLE, "control variate")),
+    Case("MOON", "-mu 1.0 -tau 0.5", "moon", {"mu": 1.0, "tau": 0.5}, WHOLE),
+    Case(
+        "PerAvg",
+        f"-lbs {BATCH // 2} -ls 1",  # it trains twice a round
+        "perfedavg",
+        {"alpha": RATES[0.0], "adapt_steps": 0},
+        ("global model",),
+        is_scored=False,
+        proximal=("global model",),
+    ),
+    Case(
+        "APFL",
+        "-al 0.5",
+        "apfl",
+        {"alpha_lr": 0.0},
+        ("global model", "personal models"),
+        is_scored=False,
+        reasons={"personal models": ALONE},
+    ),
+    Case("pFedMe", ME, "pfedme", OWN, WHOLE, scores="rs_test_acc_per", reasons=dict.fromkeys(WHOLE, DECAY)),
+    Case(
+        "pFedMe",
+        ME,
+        "pfedme",
+        OWN,
+        WHOLE,
+        scores="rs_test_acc_per",
+        proximal=WHOLE,
+        note="with PFLlib's weight decay taken out",
+        changes={"flcore.clients.clientpFedMe.pFedMeOptimizer": {"mu": 0.0}},
+    ),
 )
 
 
@@ -133,6 +191,9 @@ PARTS: dict[str, OfServer | OfClients] = {
         lambda t: t["prototypes"][t["counts"] > 0],
     ),
     "client models": OfClients(lambda c: flat(c.model), joined),
+    "shared head": OfServer(lambda s: flat(s.global_model), lambda t: t["phi"]),
+    "control variate": OfServer(lambda s: torch.cat([c.detach().reshape(-1) for c in s.global_c]), lambda t: t["c"]),
+    "private heads": OfClients(lambda c: flat(c.head), lambda t: t["psi"]),
     "heads": OfClients(lambda c: flat(c.model.head), lambda t: t["phi"]),
     "personal models": OfClients(lambda c: flat(c.model_per), joined),
     "inherited models": OfClients(lambda c: flat(c.model_p), partial(joined, prefix="inherited_")),
@@ -162,16 +223,22 @@ class FinishedError(Exception):
 
 def compare(folder: Path, data: Federated, wanted: set[str], write: Write) -> None:
     """A row for every case and momentum; ``folder`` holds PFLlib's main.py."""
-    with checkout(folder, ABSENT), _own_data(data):
+    samples: Samples = {}
+    with checkout(folder, ABSENT), _own_data(samples):
         for momentum in RATES:
             for case in CASES:
                 if not wanted or case.algorithm in wanted:
-                    write(lockstep(case, data, momentum))
+                    mine = in_whole_batches(data) if case.whole_batches else data
+                    samples |= _samples(mine)
+                    with _changed(case.changes):
+                        write(lockstep(case, mine, momentum))
 
 
 def lockstep(case: Case, data: Federated, momentum: float) -> Row:
     training = Training(RATES[momentum], momentum, BATCH, case.epochs, drop_last=True, keep_momentum=True)
     ours = play(make(case.method, **case.settings), data, training, ROUNDS + case.early)
+    for epochs in ours.epochs:
+        epochs.extendleft([epochs[0]] * case.looks)
     fill = partial(Row, case.theirs, case.ours, ROUNDS, len(data.clients), momentum)
     try:
         server = _run_theirs(case, data, ours, momentum)
@@ -180,8 +247,8 @@ def lockstep(case: Case, data: Federated, momentum: float) -> Row:
     if fault := left_over(ours.epochs):
         return fill({}, False, f"DIFFERS: {fault}")
     distances = {name: PARTS[name].distance(server, ours) for name in case.parts}
-    accuracies = server.rs_test_acc[case.take], ours.accuracies(case.when)[case.early :]
-    same = _alike(*(values[case.first :] for values in accuracies))
+    accuracies = getattr(server, case.scores)[case.take], ours.accuracies(case.when)[case.early :]
+    same = _alike(*(values[case.first :] for values in accuracies)) if case.is_scored else None
     return fill(distances, same, judge(distances, same, case.expected(momentum), case.note))
 
 
@@ -191,8 +258,9 @@ def _alike(theirs: list[float], ours: list[float]) -> bool:
 
 def _run_theirs(case: Case, data: Federated, ours: Ours, momentum: float) -> Any:
     """PFLlib's server after its last round."""
-    words = f"-data Cifar10 -m CNN -algo {case.algorithm} -dev cpu -lr {RATES[momentum]} -lbs {BATCH} -ls {case.epochs}"
-    words += f" -gr {ROUNDS - 1} -jr 1.0 -nc {len(data.clients)} -ncl {data.classes} -eg 1 {case.arguments}"
+    words = f"-data Cifar10 -m CNN -algo {case.algorithm} -dev cpu -lr {RATES[momentum]} -lbs {BATCH}"
+    words += f" -ls {case.epochs} -gr {ROUNDS - 1} -jr 1.0 -nc {len(data.clients)} -ncl {data.classes} -eg 1"
+    words += f" {case.arguments}"
     try:
         with (
             patch("flcore.trainmodel.models.FedAvgCNN", lambda **_: Net(ours.start, data.shape, data.classes)),
@@ -211,17 +279,34 @@ def _replay(data: Federated, ours: Ours) -> Callable[..., Replay]:
 
 
 @contextmanager
-def _own_data(data: Federated) -> Iterator[None]:
-    """Our samples in the place of PFLlib's files, no losses on train data, and an end where it would save."""
-    samples = {(i, True): _pairs(c.train) for i, c in enumerate(data.clients)}
-    samples |= {(i, False): _pairs(c.test) for i, c in enumerate(data.clients)}
+def _own_data(samples: Samples) -> Iterator[None]:
+    """Our samples in the place of PFLlib's files, no losses on train data, and an end where it would save.
+
+    PFLlib's modules keep the reader that they were loaded with, so that one reader serves all cases.
+    """
     with (
         patch("utils.data_utils.read_client_data", lambda _, i, is_train=True, few_shot=0: samples[i, is_train]),
         patch("flcore.servers.serverbase.Server.train_metrics", _nothing),
         patch("flcore.servers.serverditto.Ditto.train_metrics_personalized", _nothing),
+        patch("flcore.servers.serverpFedMe.pFedMe.train_metrics_personalized", _nothing_personal),
         patch("flcore.servers.serverbase.Server.save_results", _finish),
+        patch("flcore.servers.serverpFedMe.pFedMe.save_results", _finish),
     ):
         yield
+
+
+@contextmanager
+def _changed(changes: Mapping[str, Any]) -> Iterator[None]:
+    """Functions of PFLlib with other defaults."""
+    with ExitStack() as stack:
+        for name, defaults in changes.items():
+            stack.enter_context(patch(name, partial(pkgutil.resolve_name(name), **defaults)))
+        yield
+
+
+def _samples(data: Federated) -> Samples:
+    train = {(i, True): _pairs(client.train) for i, client in enumerate(data.clients)}
+    return train | {(i, False): _pairs(client.test) for i, client in enumerate(data.clients)}
 
 
 def _pairs(split: Split) -> list[tuple[Tensor, Tensor]]:
@@ -230,6 +315,10 @@ def _pairs(split: Split) -> list[tuple[Tensor, Tensor]]:
 
 def _nothing(server: Any) -> tuple[list[int], list[int], list[float]]:
     return [0], [1], [0.0]
+
+
+def _nothing_personal(server: Any) -> tuple[list[int], list[int], list[float], list[float]]:
+    return [0], [1], [0.0], [0.0]
 
 
 def _finish(server: Any) -> None:

@@ -20,7 +20,7 @@ class Row(NamedTuple):
     clients: int
     momentum: float
     distances: dict[str, float]
-    same_accuracies: bool
+    same_accuracies: bool | None  # None: the two codes score different models
     verdict: str
 
     @property
@@ -41,7 +41,9 @@ def farthest(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     return max(relative(theirs, ours) for theirs, ours in pairs)
 
 
-def judge(distances: Mapping[str, float], same_accuracies: bool, reasons: Mapping[str, str], note: str = "") -> str:
+def judge(
+    distances: Mapping[str, float], same_accuracies: bool | None, reasons: Mapping[str, str], note: str = ""
+) -> str:
     """``reasons`` says why a part differs: that part has to differ, every other part has to be equal."""
     if broken := [part for part, distance in distances.items() if not math.isfinite(distance)]:
         return f"DIFFERS: {broken[0]} cannot be compared"
@@ -52,7 +54,7 @@ def judge(distances: Mapping[str, float], same_accuracies: bool, reasons: Mappin
         return f"DIFFERS: {wrong[0]}"
     if reasons:
         return "differs as expected: " + "; ".join(dict.fromkeys(reasons.values()))
-    return ("equal" + (f"; {note}" if note else "")) if same_accuracies else "DIFFERS: accuracies"
+    return "DIFFERS: accuracies" if same_accuracies is False else "equal" + (f"; {note}" if note else "")
 
 
 Write = Callable[[Row], None]
