@@ -120,6 +120,7 @@ def _from_dict(row: dict[str, Any]) -> RunResult:
     aside = (*LATER, *LOSSES, "provenance", "account", "overlap", "score", "source")
     known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in aside}
     later: dict[str, Any] = {name: tuple(row.get(name, ())) for name in LATER}
+    later |= {name: row.get(name) for name in LOSSES}
     later |= {"provenance": provenance.from_dict(row.get("provenance", {})), "account": row.get("account", "")}
     counts = np.array(row["counts"], dtype=np.float64)
     score = Score(**row["score"]) if "score" in row else ACCURACY
