@@ -271,7 +271,9 @@ def curve(
     name = score or primary(db).name
     columns = "round, pooled, mean, std, worst, worst10"
     query = f"SELECT {columns} FROM summary WHERE phase=? AND data=? AND score=? ORDER BY round"
-    found = [(row[0] + (phase != "before"), _summary(row[1:])) for row in db.execute(query, (phase, data, name))]
+    found = [
+        (row[0] + (phase in ("after", "during")), _summary(row[1:])) for row in db.execute(query, (phase, data, name))
+    ]
     if phase == "before":
         found += [(row[0] + 1, _summary(row[1:])) for row in db.execute(query, ("final", data, name))]
     return found
