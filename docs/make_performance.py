@@ -27,6 +27,7 @@ HEADINGS = {
     "workers": "Two cores",
     "run": "A whole run",
     "overhead": "What is left over",
+    "loops": "Any model, against a hand-written loop",
     "server": "The server",
     "exact": "FedAPA-exact among many clients",
     "clients": "Many clients",

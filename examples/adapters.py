@@ -3,7 +3,7 @@
     python examples/adapters.py
 
 The backbone here is trained on half of the digits first; with a published one, use its module instead. Any module
-with frozen parameters will do, whoever put the adapters in; `peft` has not been tried.
+with frozen parameters will do, whoever put the adapters in: tests/task/test_libraries.py takes peft's.
 """
 
 from __future__ import annotations

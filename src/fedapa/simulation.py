@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedapa.core.scores import scores_to_json
+from fedapa.core.scores import LOSS, scores_to_json
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.data.samples import blank
@@ -32,7 +33,7 @@ from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
 from fedapa.store.run_settings import SETTINGS, settings_to_json
 from fedapa.training.augment import augmentation
-from fedapa.training.devices import devices_of
+from fedapa.training.devices import devices_of, server_device
 from fedapa.training.engines.choice import one_thread, with_engine
 from fedapa.training.model import Models, build_models
 from fedapa.training.objective import Classification, Objective, Regression
@@ -113,10 +114,13 @@ class Result:
         """A score of every evaluated round, ``before`` or ``after`` local training, on ``test`` or ``validation``.
 
         It is the primary score (accuracy of a classification, RMSE of a regression) unless another is named.
-        ``before`` has one value more, the last: that of what the last aggregation would send.
+        ``before`` has one value more, the last: that of what the last aggregation would send. On ``train`` data there
+        is the loss alone, of the batches that clients trained on, in every round.
         """
         _check_word("phase", phase, ("before", "after"))
-        _check_word("data", data, ("test", "validation"))
+        _check_word("data", data, ("test", "validation", "train"))
+        if data == "train":
+            return self._train_losses()
         scores = self.task.objective.scores
         _check_word("score", score or scores[0].name, tuple(one.name for one in scores))
         k = [one.name for one in scores].index(score or scores[0].name)
@@ -127,6 +131,10 @@ class Result:
         if data == "validation" and not any(sums[:, 1].any() for sums in known):
             raise InputError("this run has no validation data", "load data with validation=0.1, or use the test data")
         return [summarise(scores[k], sums[:, 0], sums[:, 1]) for sums in known]
+
+    def _train_losses(self) -> list[Summary]:
+        found = [np.array(list(log.train_loss.values()), np.float64) for log in self.logs if log.train_loss]
+        return [summarise(LOSS, sums[:, 0], sums[:, 1]) for sums in found]
 
     def __str__(self) -> str:
         """What came out, in a few lines; ``fa.open(folder)`` prints methods beside each other."""
@@ -179,6 +187,7 @@ def simulate(
     With ``share``, trainings that other runs have in common with this one are computed once.
     """
     begin = loop.start(method, task, plan.seed)
+    task = replace(task, server_device=server_device(task.devices, begin[0].server, mmap_above_mb * 2**20))
     transport = InProcess(method, task, data, plan.seed, begin[1], workers, share)
     expected = Expected(method, task, data.clients[0].train.x[0], limits)
     context, rows = Context(method, task, transport, plan, expected), client_rows(data)[: task.clients]

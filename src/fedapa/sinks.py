@@ -12,7 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedapa.core.scores import Score
+import numpy as np
+
+from fedapa.core.scores import LOSS, Score
 from fedapa.errors import InputError, did_you_mean
 from fedapa.plugins import is_own, load_object
 from fedapa.rounds.evaluation import TEST, VALIDATION, Sums, summarise
@@ -33,7 +35,7 @@ class Sink(Protocol):
         """Called once, also where a run is resumed."""
 
     def round(self, done: int, values: Mapping[str, float]) -> None:
-        """The numbers of a round: ``test/accuracy/after``, ``bytes/up``, ...; ``done`` counts rounds from 1."""
+        """The numbers of a round: ``test/accuracy/after``, ``train/loss``, ...; ``done`` counts rounds from 1."""
 
     def end(self, status: str) -> None:
         """finished, or failed."""
@@ -146,11 +148,14 @@ def logging(
 
 
 def values(log: RoundLog, scores: Sequence[Score]) -> dict[str, float]:
-    """The numbers of a round by name: every score, pooled over all clients' samples, bytes and seconds."""
+    """The numbers of a round by name: every score, pooled over all clients' samples, the train loss, bytes, seconds."""
     found: dict[str, float] = {}
     for phase, sums in (("before", log.before), ("after", log.after)):
         if sums is not None:
             found |= dict(_pooled(phase, sums, scores))
+    if log.train_loss:
+        total, count = np.array(list(log.train_loss.values()), np.float64).sum(0)
+        found["train/loss"] = LOSS.value(total, count)
     found["clients/trained"] = float(len(log.trained))
     found |= {"bytes/down": float(sum(log.down_bytes.values())), "bytes/up": float(sum(log.up_bytes.values()))}
     return found | {f"seconds/{what}": spent for what, spent in log.seconds.items()}

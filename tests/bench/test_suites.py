@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from command import Call
-from fedapa.bench import image_data, suites
+from fedapa.bench import image_data, own_loops, suites
 from fedapa.bench.end_to_end import Stopwatch, play
 from fedapa.bench.fixtures import How
 from fedapa.bench.numerics import agreement
-from fedapa.bench.side_by_side import Row, Spread, known
+from fedapa.bench.side_by_side import Row, Spread, known, threads
 from fedapa.bench.vmap_rounds import Workload, workloads
 from fedapa.data import sources
 from fedapa.methods.fedapa import FedAPA
@@ -62,6 +62,29 @@ def test_the_vmap_engine_is_measured_where_auto_may_choose_it(fedapa: Call, make
         assert row["detail"]["engine of auto"] in ("torch", "vmap")
     assert ("native" in images["detail"]["milliseconds"]) == available()[0]
     assert "Many small clients" in maker.page(found, "found.json")
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_a_hand_written_loop_does_the_same_work(k: int) -> None:
+    """Its clients end with the same weights; Adam divides by small numbers, so that last digits grow."""
+    workload = own_loops.workloads(How(quick=True))[k]
+    with threads():
+        both = zip(own_loops.ours(workload), own_loops.plain(workload), strict=True)
+    assert workload.task.engine == "torch"
+    for one, other in both:
+        for part in ("theta", "phi"):
+            assert torch.allclose(one[part], other[part], atol=5e-4)
+
+
+def test_overhead_is_told_against_hand_written_loops(fedapa: Call, maker: ModuleType) -> None:
+    answer = fedapa("bench", "--quick", "--only", "loops", "--format", "json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    assert [row["target"] for row in found["rows"]] == [1.05] * 3
+    for row in found["rows"]:
+        seconds = row["detail"]["seconds"]
+        assert row["found"]["median"] == pytest.approx(seconds["ours"] / seconds["plain"], rel=0.5)
+    assert "against a hand-written loop" in maker.page(found, "found.json")
 
 
 @pytest.mark.parametrize("workload", workloads(How(quick=True)), ids=lambda workload: workload.model)

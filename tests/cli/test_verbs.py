@@ -114,6 +114,18 @@ def test_doctor(fedapa: Call) -> None:
     assert "torch" in fedapa("doctor").out
 
 
+def test_doctor_says_that_a_package_is_there_and_cannot_be_imported(
+    fedapa: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    rows = {row["what"]: row for row in json.loads(fedapa("doctor", "--format", "json").out)}
+    assert rows["extra models"]["state"] == "broken"
+    assert "nms does not exist" in rows["extra models"]["note"]
+
+
 def test_doctor_says_how_to_get_missing_data(fedapa: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDAPA_DATA", str(tmp_path))
     rows = {row["what"]: row for row in json.loads(fedapa("doctor", "--format", "json").out)}

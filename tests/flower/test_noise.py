@@ -389,12 +389,25 @@ def test_what_travels_is_what_was_kept(tmp_path: Path) -> None:
     assert digest(unpack(pack(up))) == digest(up)
 
 
+def test_the_loss_of_the_rows_stays_where_uploads_are_noised(tmp_path: Path) -> None:
+    """Epsilon is about the train rows: an exact number of them beside the noised upload would undo it."""
+    make_sites(tmp_path)
+    noised, _ = upload(opened(tmp_path), noised_terms(), ask_of())
+    assert noised.train_loss == []
+    plain_terms = terms_of(config_text("fedavg", 3, (1.0, 1.0)), "cd" * 8)
+    plain, _ = upload(opened(tmp_path), plain_terms, ask_of())
+    assert (
+        plain.train_loss[0] > 0 < plain.train_loss[1] <= plain_terms.sizes[0] * agree(plain_terms).task.training.epochs
+    )
+
+
 # Every field of what a site says, and the words under which NOT_COVERED lists it; None: it holds nothing of the rows.
 SAID = {
     "run": None, "site": "the site's name", "round": "that it takes part", "fault": "why a training failed",
     "trained": "that it takes part", "digest": None,
     "before": "scores on test and validation rows before and after training",
     "after": "scores on test and validation rows before and after training", "seconds": "how long it took",
+    "train_loss": None,  # withheld: test_the_loss_of_the_rows_stays_where_uploads_are_noised
     "train_seconds": "how long it took", "train": "numbers of train, test and validation rows",
     "test": "numbers of train, test and validation rows", "validation": "numbers of train, test and validation rows",
     "classes": "names of columns and classes", "shape": "shape, type and scaling", "dtype": "shape, type and scaling",

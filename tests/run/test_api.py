@@ -120,7 +120,7 @@ def test_a_curve_has_two_phases_and_two_kinds_of_data() -> None:
     for words, message in (
         (("befor",), "phase is 'befor'"),
         (("validation",), "phase is 'validation'"),
-        (("after", "train"), "data is 'train'"),
+        (("after", "trial"), "data is 'trial'"),
         (("after", "validation"), "no validation data"),
     ):
         with pytest.raises(fa.InputError, match=message) as caught:

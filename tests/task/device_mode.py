@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 META = torch.device("meta")
 INDEXED = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
@@ -63,17 +63,25 @@ class Pretending(TorchDispatchMode):
         return compute(func, args, kwargs or {})
 
 
+ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class Tensors(TorchFunctionMode):
     """``torch.tensor`` makes its tensor beneath all dispatch: it is made on the CPU and moved. The product of a vector
-    and a matrix changes the shape of a tensor in place, which a wrapper cannot follow."""
+    and a matrix changes the shape of a tensor in place, which a wrapper cannot follow. ``tolist`` reads from every
+    device, but not from wrappers. A list as an index becomes a tensor beneath all dispatch, too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in PRODUCTS and (args[0].ndim, args[1].ndim) == (1, 2):
             return func(args[0][None], args[1])[0]
+        if func in ITEMS and isinstance(args[0], There):
+            return func(
+                args[0], tree_map_only(list, torch.tensor, args[1], is_leaf=lambda x: isinstance(x, list)), *args[2:]
+            )
+        if func is Tensor.tolist and isinstance(args[0], There):
+            return args[0].to("cpu").tolist()
         if func is not torch.tensor or torch.device(kwargs.get("device") or "cpu").type != "meta":
             return func(*args, **kwargs)
         return func(*args, **{**kwargs, "device": "cpu"}).to(META)

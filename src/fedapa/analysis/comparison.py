@@ -78,6 +78,8 @@ def _row(label: str, every: Sequence[RunResult], runs: Sequence[RunResult], riva
         epsilon=None if account is None else account.short(),
         scores=headline,
         overlap=first.overlap,
+        train_loss=_where_all([run.train_loss for run in mine], mine),
+        test_loss=_where_all([run.test_loss for run in mine], mine),
     )
 
 

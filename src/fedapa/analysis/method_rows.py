@@ -83,6 +83,8 @@ class MethodRow:
     epsilon: str | None  # of noised uploads
     scores: dict[str, float]  # of the evaluated model, by allocation
     overlap: float
+    train_loss: float | None = None  # of the batches that clients trained on in the last round
+    test_loss: float | None = None  # of the evaluated model
     standing: Standing = Standing()
 
     @property
@@ -112,7 +114,8 @@ class MethodRow:
         found |= {"worst_client": self.worst_client, "worst_tenth": self.worst_tenth}
         found |= self._gain() | self._attacked()
         found |= {
-            name: getattr(self, name) for name in ("groups_found", "kib", "seconds", "epsilon", "scores", "overlap")
+            name: getattr(self, name)
+            for name in ("groups_found", "kib", "seconds", "epsilon", "scores", "overlap", "train_loss", "test_loss")
         }
         found["gain_p_adjusted"] = None if self.gain is None else self.gain.p_adjusted
         standing = self.standing

@@ -17,7 +17,7 @@ from fedapa.analysis import comparison, result_sets, standings
 from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
 from fedapa.config.experiment import Parts, assemble, read_config
-from fedapa.core.scores import Score
+from fedapa.core.scores import LOSS, Score
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
 from fedapa.store import run_db
@@ -33,8 +33,8 @@ class ScoreRow:
     """A score of one round over all clients; ``pooled`` is that of all their samples together."""
 
     round: int  # rounds done
-    phase: str  # before or after local training
-    data: str  # test or validation
+    phase: str  # before or after local training; during it, for the train loss
+    data: str  # test, validation or train
     score: str
     pooled: float
     mean: float
@@ -143,14 +143,23 @@ class OpenedRun:
 
     @property
     def scores(self) -> Rows[ScoreRow]:
-        """Every score of every evaluated round, the loss among them."""
+        """Every score of every evaluated round, the loss among them, and the train loss of every round."""
         with run_db.reading(self.folder / "run.db") as db:
             names = [score.name for score in run_db.scores_of(db)]
-            return Rows([row for name in names for row in _score_rows(db, name)])
+            found = [row for name in names for row in _score_rows(db, name)]
+            during = [
+                ScoreRow(done, "during", "train", LOSS.name, *loss.as_dict().values())
+                for done, loss in run_db.train_loss(db)
+            ]
+            return Rows([*found, *during])
 
     def curve(self, phase: str | None = None, data: str = "test", score: str | None = None) -> Rows[ScoreRow]:
-        """One score, round by round: by default the primary one, of the model that the method is evaluated by."""
+        """One score, round by round: by default the primary one, of the model that the method is evaluated by.
+
+        On ``train`` data it is the loss of the batches that clients trained on.
+        """
         wanted = phase or self.about.get("evaluated", "after"), data, score or self.score.name
+        wanted = ("during", data, score or LOSS.name) if data == "train" else wanted
         every = self.scores
         found = [row for row in every if (row.phase, row.data, row.score) == wanted]
         if not found:

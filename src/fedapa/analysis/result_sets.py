@@ -22,6 +22,7 @@ from fedapa.store.run_folder import runs_under
 SILO = "silo.json"  # the scores of sites, beside their runs
 # Lists that older files of results do not have.
 LATER = ("attackers", "attacker_weight", "groups_found", "evaluated_rounds")
+LOSSES = ("train_loss", "test_loss")  # nor these
 
 
 class Found(NamedTuple):
@@ -118,9 +119,10 @@ def from_dicts(rows: Sequence[dict[str, Any]]) -> list[RunResult]:
 
 def _from_dict(row: dict[str, Any]) -> RunResult:
     phases = {name: _phase_of(row[name]) for name in ("before", "after")}
-    aside = (*LATER, "provenance", "account", "overlap", "score", "source")
+    aside = (*LATER, *LOSSES, "provenance", "account", "overlap", "score", "source")
     known = {field.name: row[field.name] for field in fields(RunResult) if field.name not in aside}
     later: dict[str, Any] = {name: tuple(row.get(name, ())) for name in LATER}
+    later |= {name: row.get(name) for name in LOSSES}
     later |= {"provenance": provenance.from_dict(row.get("provenance", {})), "account": row.get("account", "")}
     counts = np.array(row["counts"], dtype=np.float64)
     score = Score(**row["score"]) if "score" in row else ACCURACY

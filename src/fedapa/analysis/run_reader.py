@@ -16,15 +16,17 @@ import numpy.typing as npt
 from fedapa.analysis import comparison, result_sets, run_results
 from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
-from fedapa.core.scores import ACCURACY, Score
+from fedapa.core.scores import ACCURACY, LOSS, Score
 from fedapa.data.sources import SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
+from fedapa.rounds.evaluation import Summary
 from fedapa.store import run_db
 from fedapa.store.run_folder import runs_under
 from fedapa.store.run_settings import config_of, settings_of
 
 Floats = npt.NDArray[np.float64]
+TRAIN_LOSS, TEST_LOSS = "train loss", "test loss"  # curves beside those of the primary score
 LARGEST_MATRIX = 400  # clients; a larger matrix is neither read nor drawn
 # Keys that do not change what is learned, or only where the numbers come from.
 ASIDE = {
@@ -64,7 +66,7 @@ class Run:
     config: dict[str, Any]
     environment: dict[str, Any]
     clients: tuple[Client, ...]
-    curves: dict[str, Curve]  # before, after
+    curves: dict[str, Curve]  # before, after; train loss, test loss
     spent: Spent
     mib: float  # down and up, all rounds and clients
     events: Counter[str]
@@ -186,7 +188,9 @@ def _run(result: RunResult, db: sqlite3.Connection, folder: Path, with_matrices:
     about = run_db.meta(db)
     config, environment = config_of(about, folder), read_json(folder / "env.json")
     clients = clients_of(db)
-    curves = {phase: _curve(db, phase) for phase in ("before", "after")}
+    curves = {phase: _curve(run_db.curve(db, phase)) for phase in ("before", "after")}
+    curves[TRAIN_LOSS] = _curve(run_db.train_loss(db))
+    curves[TEST_LOSS] = _curve(run_db.curve(db, result.evaluated, score=LOSS.name))
     kinds = Counter(kind for _, _, kind, _ in run_db.events(db))
     return Run(
         result, about, config, environment, clients, curves, _spent(db), run_db.totals(db).moved / 2**20, kinds,
@@ -202,8 +206,7 @@ def _client(name: str, train: int, test: int, labels: str) -> Client:
     return Client(str(name), train, test, tuple(int(n) for n in labels.split(",") if n))
 
 
-def _curve(db: sqlite3.Connection, phase: str) -> Curve:
-    rows = run_db.curve(db, phase)
+def _curve(rows: Sequence[tuple[int, Summary]]) -> Curve:
     pooled = np.array([_finite(summary.pooled) for _, summary in rows])
     return Curve(np.array([float(t) for t, _ in rows]), pooled)
 

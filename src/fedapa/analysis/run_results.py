@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.analysis import found_groups
-from fedapa.core.scores import ACCURACY, Score
+from fedapa.core.scores import ACCURACY, LOSS, Score
 from fedapa.methods import privacy
 from fedapa.rounds.evaluation import Summary, Sums
 from fedapa.store import provenance, run_db
@@ -62,6 +62,8 @@ class RunResult:
     evaluated_rounds: tuple[int, ...] = ()  # rounds done when the evaluated model was scored
     overlap: float = 0.0  # test rows per train row where seeds split the rows of the same sites anew, else 0
     score: Score = ACCURACY  # the primary one
+    train_loss: float | None = None  # of the last round's batches; None: not known, or the run is of an older version
+    test_loss: float | None = None  # of the evaluated model, where the objective has a loss among its scores
     source: Path | None = None  # the folder that run.db is in, to look at earlier rounds; None: read from a file
 
     @property
@@ -105,8 +107,14 @@ def read(folder: Path, scenario: str = "", until: int | None = None) -> RunResul
             about["evaluated"], before, after, run_db.bytes_per_visit(db) / 1024, totals.seconds,
             counts, about["partition"], malicious, _weight_on(malicious, db, len(counts)),
             found_groups.course(db, len(counts)), provenance.read(about),
-            about.get("privacy", ""), tuple(seen), _overlap(about, folder, db), run_db.primary(db), folder,
+            about.get("privacy", ""), tuple(seen), _overlap(about, folder, db), run_db.primary(db),
+            _last(_up_to(until, run_db.train_loss(db))),
+            _last(_up_to(until, run_db.curve(db, about["evaluated"], score=LOSS.name))), folder,
         )  # fmt: skip
+
+
+def _last(rows: list[tuple[int, Summary]]) -> float | None:
+    return rows[-1][1].pooled if rows else None
 
 
 def _weight_on(malicious: tuple[int, ...], db: Any, clients: int) -> tuple[float, ...]:

@@ -6,7 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedapa.bench import end_to_end, exact_step, flat, numerics, scale, server_step, start, training, vmap_rounds
+from fedapa.bench import (
+    end_to_end,
+    exact_step,
+    flat,
+    numerics,
+    own_loops,
+    scale,
+    server_step,
+    start,
+    training,
+    vmap_rounds,
+)
 from fedapa.bench.fixtures import How
 from fedapa.bench.side_by_side import Row
 from fedapa.errors import InputError
@@ -22,6 +33,7 @@ SUITES: dict[str, Callable[[How], list[Row]]] = {
     "workers": end_to_end.workers,
     "run": end_to_end.run,
     "overhead": end_to_end.overhead,
+    "loops": own_loops.own_loops,
     "server": server_step.server_pass,
     "exact": exact_step.exact,
     "clients": scale.many_clients,

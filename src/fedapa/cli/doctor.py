@@ -79,9 +79,23 @@ def _extras() -> list[dict[str, Any]]:
         }
         for name, (package, use) in extras.items()
     ]
+    if find_spec("torchvision") and (why := _import_error("torchvision")):
+        found = {"what": "extra models", "state": "broken", "note": f"torchvision: {why}; see docs/models.md"}
+        rows = [found if row["what"] == "extra models" else row for row in rows]
     nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     note = "a coordinator's reverse proxy" if nginx else "only a coordinator needs it: apt-get install nginx-light"
     return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": note}]
+
+
+def _import_error(package: str) -> str:
+    """Why a package cannot be imported; empty if it can. torchvision of PyPI is built for CUDA, whatever torch is."""
+    from importlib import import_module
+
+    try:
+        import_module(package)
+    except Exception as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
 
 
 def _data() -> list[dict[str, Any]]:

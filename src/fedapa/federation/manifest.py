@@ -58,6 +58,7 @@ SAID = {
     "digest": "hash of the state that the upload came from",
     "before": "sum and count of every score (right answers, losses) on test and validation rows before training",
     "after": "the same after training",
+    "train_loss": "sum and count of the loss of the batches that it trained on; nothing where uploads are noised",
     "seconds": "how long the visit took",
     "train_seconds": "how long training took",
 }

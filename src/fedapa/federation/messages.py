@@ -126,6 +126,7 @@ class TrainReply:
     digest: str  # of the state that the upload came from
     before: list[float]  # sum, count, and both on validation data, of every score of the objective; empty: none
     after: list[float]
+    train_loss: list[float]  # sum and count over the batches that it trained on; empty: not known, or withheld
     seconds: float
     train_seconds: float
 

@@ -26,9 +26,11 @@ from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
+from fedapa.training.local import LossSum
 from fedapa.training.task import Task
 
 POLL = 0.5  # seconds between two polls for replies; a node polls for messages every three
+MOST_SAMPLES = 10**12  # that a visit may have trained on
 LOOK = 2.0  # seconds between two checks of who is online
 
 
@@ -251,7 +253,8 @@ class RemoteTransport:
             self._uploaded.add(i)
             self._pending[i] = (request.round + 1, answer.digest)
         fault = f"could not answer: {messages.plain(answer.fault, 500)}" if answer.fault else None
-        return Reply(i, up, before, after, seconds, answer.train_seconds, fault)
+        loss = LossSum(answer.train_loss[0], int(answer.train_loss[1])) if answer.train_loss else LossSum()
+        return Reply(i, up, before, after, seconds, answer.train_seconds, fault, loss)
 
     def _checked(self, request: Request, message: Incoming) -> tuple[TrainReply, Tree | None]:
         """Check that a reply answers this request of this run; the loop checks the tensors."""
@@ -273,6 +276,8 @@ class RemoteTransport:
         for row in (answer.before, answer.after):
             if row:
                 self._check_scores(i, row)
+        if answer.train_loss and (len(answer.train_loss) != 2 or not 0 < answer.train_loss[1] <= MOST_SAMPLES):
+            raise Unsound("invalid train loss")
         if not answer.trained:
             return answer, None
         return answer, message.tree("up", self.policy.max_upload_bytes)

@@ -55,7 +55,7 @@ from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
 from fedapa.plugins import is_own
 from fedapa.rounds.round_plan import Plan
-from fedapa.rounds.transport import Record, Request, reseed, visit
+from fedapa.rounds.transport import Record, Reply, Request, reseed, visit
 from fedapa.training.engines.choice import native_kernel
 from fedapa.training.local import Entropy
 from fedapa.training.model import build_models, distinct
@@ -87,6 +87,13 @@ def agree(terms: Terms, config: Config | None = None) -> Agreed:
     task = task_from(config, name, about, engine)
     task = replace(task, sizes=torch.tensor(terms.sizes, dtype=torch.int64), names=tuple(terms.names))
     return Agreed(method_from(config, name), task, plan_from(config))
+
+
+def _told_loss(method: Method, reply: Reply) -> list[float]:
+    """The loss of the batches; epsilon is about the rows that it is of, so it stays here where uploads are noised."""
+    if noise_of(method) is not None or not reply.train_loss.is_known:
+        return []
+    return [reply.train_loss.total, float(reply.train_loss.samples)]
 
 
 def _salted(record: Record) -> Record:
@@ -177,7 +184,7 @@ class Site:
 
     def visit(self, terms: Terms, ask: TrainRequest, down: Tree) -> tuple[TrainReply, Tree | None]:
         """Train or evaluate as requested. The new state is on disk before the upload is sent."""
-        blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], 0.0, 0.0)
+        blank = TrainReply(terms.run, self.name, ask.round, "", False, "", [], [], [], 0.0, 0.0)
         self.reason = ""
         try:
             answer, up = self._visit(terms, ask, down, blank)
@@ -222,6 +229,7 @@ class Site:
             digest=digest,
             before=[] if reply.before is None else reply.before.flatten().tolist(),
             after=[] if reply.after is None else reply.after.flatten().tolist(),
+            train_loss=_told_loss(method, reply),
             seconds=reply.seconds,
             train_seconds=reply.train_seconds,
         )

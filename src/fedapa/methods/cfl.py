@@ -181,7 +181,7 @@ def parted(gram: Tensor, members: Tensor, linkage: Linkage) -> Tensor:
     from scipy.spatial.distance import squareform
 
     far = (1 - cosines(gram, members, members)).clamp(min=0)
-    tree = hierarchy.to_tree(hierarchy.linkage(squareform(far.numpy(), checks=False), linkage))
+    tree = hierarchy.to_tree(hierarchy.linkage(squareform(far.cpu().numpy(), checks=False), linkage))
     halves = [sorted(half.pre_order()) for half in (tree.get_left(), tree.get_right()) if half]
     return members[max(halves)]  # the first member is in the half whose list is smaller
 

@@ -149,7 +149,7 @@ class FedFomo(Method):
         t, M = int(server["rounds"]), len(server["heard"])
         random, explore = stream(int(server["seed"]), "offers", t, i), max(0.0, self.explore - self.explore_decay * t)
         stays, lot = random.random(self._count(M)) >= explore, random.random(M)  # in this order: M may grow
-        P, unheard = server["P"][i].numpy(), 1 - server["heard"].numpy()
+        P, unheard = server["P"][i].cpu().numpy(), 1 - server["heard"].cpu().numpy()
         best, drawn = (order[order != i] for order in (np.lexsort((lot, -P, unheard)), np.lexsort((lot, unheard))))
         kept = best[: len(stays)][stays]
         return torch.from_numpy(np.concatenate([kept, drawn[~np.isin(drawn, kept)]])[: len(stays)])

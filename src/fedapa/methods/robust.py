@@ -198,4 +198,4 @@ def _different(leaf: Tensor) -> Tensor:
     """No two numbers alike; whole numbers, which may be places, stay."""
     if not leaf.is_floating_point():
         return leaf
-    return torch.from_numpy(stream(0, "probe").random(leaf.shape)).to(leaf.dtype)
+    return torch.from_numpy(stream(0, "probe").random(leaf.shape)).to(leaf.device, leaf.dtype)

@@ -21,6 +21,8 @@ from fedapa.analysis.client_similarity import (
 )
 from fedapa.analysis.run_reader import (
     LARGEST_MATRIX,
+    TEST_LOSS,
+    TRAIN_LOSS,
     Curve,
     Floats,
     Run,
@@ -32,7 +34,7 @@ from fedapa.analysis.run_reader import (
     title_of,
 )
 from fedapa.analysis.statistics import Ranks
-from fedapa.core.scores import Score
+from fedapa.core.scores import LOSS, Score
 from fedapa.data.inspect import draw_bubbles, ticks
 from fedapa.report import drawing
 from fedapa.report.drawing import FOUR, GRID, INK, MAP, MUTED, ONE, OTHER, THREE, TWO
@@ -184,37 +186,64 @@ def _room(values: Floats, score: Score) -> tuple[float, float]:
     return max(score.low, low - margin), min(score.high, high + margin)
 
 
+class Stroke(NamedTuple):
+    """One line of a small panel: which curve, how it is drawn and what the legend calls it."""
+
+    curve: str
+    colour: str
+    style: Any
+    word: str
+
+
 def phases(scenario: Scenario) -> Drawn:
     """Every method in a panel of its own: before and after local training, Local behind them."""
     labels = [label for label in looks(scenario) if np.isfinite(mean_curve(scenario.of(label)).pooled).any()]
     if not labels:
         return "No score is a finite number."
+    strokes = (Stroke("after", ONE, "-", "after local training"), Stroke("before", TWO, (0, (3, 1.2)), "before"))
+    return _small_panels(scenario, labels, strokes, scenario.score, axis_of(scenario.score), "after")
+
+
+def losses(scenario: Scenario) -> Drawn:
+    """Every method in a panel of its own: the loss of the batches that it trained on, and that on test data."""
+    known = {label: mean_curve(scenario.of(label), TRAIN_LOSS) for label in looks(scenario)}
+    labels = [label for label, curve in known.items() if np.isfinite(curve.pooled).any()]
+    if not labels:
+        return "No train loss was recorded."
+    strokes = (Stroke(TEST_LOSS, ONE, "-", "test loss"), Stroke(TRAIN_LOSS, TWO, (0, (3, 1.2)), "train loss"))
+    return _small_panels(scenario, labels, strokes, LOSS, "loss")
+
+
+def _small_panels(
+    scenario: Scenario, labels: Sequence[str], strokes: Sequence[Stroke], score: Score, beside: str, behind: str = ""
+) -> Figure:
+    """Panels of methods, the best first, with these lines; ``behind`` is the curve of Local that lies behind them."""
+    from matplotlib.lines import Line2D
+
     labels = sorted(labels, key=lambda label: place(scenario, label))
     columns = 3
     rows = -(-len(labels) // columns)
     figure = drawing.new(0.92 * rows + 0.75)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    local = mean_curve(scenario.of("local"), "after") if scenario.of("local") else None
+    local = mean_curve(scenario.of("local"), behind) if behind and scenario.of("local") else None
     everything = [local.pooled] if local else []
     for axes, label in zip(panels, labels, strict=False):
         if local:
             axes.plot(local.rounds, local.pooled, color=OTHER, linewidth=2.2)
-        for phase, colour, style in (("before", TWO, (0, (3, 1.2))), ("after", ONE, "-")):
-            curve = mean_curve(scenario.of(label), phase)
+        for stroke in reversed(strokes):
+            curve = mean_curve(scenario.of(label), stroke.curve)
             everything.append(curve.pooled)
-            axes.plot(curve.rounds, curve.pooled, color=colour, linestyle=style, linewidth=1.2)
+            axes.plot(curve.rounds, curve.pooled, color=stroke.colour, linestyle=stroke.style, linewidth=1.2)
         axes.set_title(short(label, 17), fontsize=7.5, loc="left", pad=2)
         axes.tick_params(labelsize=7, length=2)
     for axes in panels[len(labels) :]:
         axes.set_axis_off()
-    panels[0].set_ylim(*_room(np.concatenate(everything), scenario.score))
+    panels[0].set_ylim(*_room(np.concatenate(everything), score))
     _count_rounds(panels[0])
     figure.supxlabel("round", fontsize=8)
-    figure.supylabel(axis_of(scenario.score), fontsize=8)
-    from matplotlib.lines import Line2D
-
-    keys = [Line2D([], [], color=ONE), Line2D([], [], color=TWO, linestyle=(0, (3, 1.2)))]
-    words = ["after local training", "before"]
+    figure.supylabel(beside, fontsize=8)
+    keys = [Line2D([], [], color=stroke.colour, linestyle=stroke.style) for stroke in strokes]
+    words = [stroke.word for stroke in strokes]
     if local:
         keys, words = [*keys, Line2D([], [], color=OTHER, linewidth=2.2)], [*words, "Local"]
     figure.legend(keys, words, loc="outside upper center", ncols=3)

@@ -54,6 +54,12 @@ PLOTS = (
         "Local behind them in grey.",
     ),
     Plot(
+        "losses", figures.losses, "Train and test loss",
+        "One panel per method, best first: the loss of the batches that clients trained on, each before its step and "
+        "with the method's own terms other than a pull towards an anchor (dashed), and the test loss of the evaluated "
+        "model (solid).",
+    ),
+    Plot(
         "gains", figures.gains, "Who gains over Local, who loses",
         "One dot per client and seed: how much better its {score} is with the method than alone, in the last round "
         "that both have, same allocation. The bar is the mean over clients, the numbers count winners and "

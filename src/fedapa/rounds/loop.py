@@ -23,6 +23,7 @@ from fedapa.rounds.tensor_storage import TensorStore, is_mapped
 from fedapa.rounds.transport import Reply, Request, Transport
 from fedapa.rounds.upload_limits import change_between, update_between
 from fedapa.streams import stream
+from fedapa.training.devices import CPU, at, tree_on
 from fedapa.training.task import Task
 
 DONATE_ABOVE = 256 * 2**20  # a server state larger than this is updated in place, without a second copy
@@ -87,7 +88,8 @@ def run(
 ) -> State:
     """Play all rounds that are left, with the server's state in ``store``; ``membership`` says who comes and goes."""
     store = store or TensorStore()
-    state = state._replace(server=store.hold(state.server))
+    there = context.task.server_device
+    state = state._replace(server=tree_on(store.hold(state.server), there))
     play = play_parallel if context.is_parallel else play_sequential
     while state.round < context.plan.rounds:
         log = RoundLog(state.round, [])
@@ -99,7 +101,7 @@ def run(
         if state.round == context.plan.rounds:
             log.final = show(context, state, log)
         sink(log, state)
-    return state
+    return state._replace(server=tree_on(state.server, CPU))
 
 
 def _renew(context: Context, membership: Membership, state: State, log: RoundLog) -> tuple[Context, State]:
@@ -127,7 +129,9 @@ def _renew(context: Context, membership: Membership, state: State, log: RoundLog
 def _with_place(context: Context, server: Tree, newcomer: Newcomer) -> Tree:
     if newcomer.fault:
         raise InputError(newcomer.fault)
-    return context.method.admit(context.task.with_client(newcomer.name, newcomer.train), server)
+    task = context.task.with_client(newcomer.name, newcomer.train)
+    with at(task.server_device):
+        return context.method.admit(task.placed(task.server_device), server)
 
 
 def play_parallel(context: Context, state: State, log: RoundLog) -> State:
@@ -201,15 +205,19 @@ def _learn(
 ) -> Tree:
     """Let the server learn from the sound uploads of ``ids``; the others are logged and leave no trace."""
     sound = [i for i in ids if _is_sound(context, i, replies.get(i), sent, log)]
-    sound = _without_extremes(context, sound, sent, replies, log)
+    there = context.task.server_device
+    with at(there):
+        sound = _without_extremes(context, sound, sent, replies, log)
     context.transport.commit(sound)
     log.trained = [i for i in log.trained if i in set(sound) or i not in set(ids)]
     log.down_bytes |= {i: sent.bytes[i] for i in ids if i in sent.bytes}
     log.up_bytes |= {i: count_bytes(replies[i].up or {}) for i in sound}
     if not sound:
         return server
-    donated = replace(context.task, donate=is_donated(server))
-    server = context.method.absorb(donated, server, sound, sent.only(sound), [replies[i].up or {} for i in sound])
+    donated = replace(context.task.placed(there), donate=is_donated(server))
+    with at(there):
+        ups = [tree_on(replies[i].up or {}, there) for i in sound]
+        server = context.method.absorb(donated, server, sound, sent.only(sound), ups)
     for name, leaf in server.items():
         if leaf.is_floating_point() and not is_finite(leaf):
             raise RunError(f"the server's {name} is no longer finite after round {log.round + 1}", "lower the rates")
@@ -259,10 +267,11 @@ def _plain(context: Context, i: int, sent: Sent, replies: dict[int, Reply]) -> T
 
 def _find_fault(context: Context, i: int, up: Tree, sent: Sent) -> str | None:
     expected = context.expected
-    fault = find_fault(up, expected.known(sent.phases.get(i)) or expected.upload(sent.to(i)))
+    fault = find_fault(up, expected.known(sent.phases.get(i)) or expected.upload(tree_on(sent.to(i), CPU)))
     if fault or expected.limits is None:
         return fault
-    return expected.limits.find_excess(context.task, i, up, sent.to(i), expected.roles)
+    with at(context.task.server_device):
+        return expected.limits.find_excess(context.task, i, up, sent.to(i), expected.roles)
 
 
 def _close(context: Context, state: State, server: Tree, replies: dict[int, Reply], log: RoundLog) -> State:
@@ -279,9 +288,11 @@ def _close(context: Context, state: State, server: Tree, replies: dict[int, Repl
         log.before = _stacked(task, [replies[i].before if i in replies else None for i in range(task.clients)])
         log.after = np.where(last[..., 1:2] < 0, 0.0, last)
         log.after[sorted(log.gone)] = 0  # what they last had is no longer in use
+    log.train_loss = {i: replies[i].train_loss for i in sorted(trained) if replies[i].train_loss.is_known}
     log.client_seconds = {i: r.seconds for i, r in replies.items()}
     log.seconds["training"] = sum(r.train_seconds for r in replies.values())
-    log.watched = context.method.watch(server)
+    with at(task.server_device):
+        log.watched = tree_on(context.method.watch(server), CPU)
     return State(state.round + 1, server, last)
 
 

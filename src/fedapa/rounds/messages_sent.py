@@ -10,6 +10,7 @@ from typing import overload
 
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.methods.method import Method
+from fedapa.training.devices import at
 from fedapa.training.task import Task
 
 KEEP_SENT = 256 * 2**20  # bytes of sent messages kept at hand; the rest is computed again when needed
@@ -33,7 +34,7 @@ class Sent(Sequence[Tree]):
     """
 
     def __init__(self, method: Method, task: Task, server: Tree, *cohorts: Sequence[int]) -> None:
-        self._method, self._task, self._server = method, task, server
+        self._method, self._task, self._server = method, task.placed(task.server_device), server
         self._ids = [i for cohort in cohorts for i in cohort]
         self._mailings = {i: mail for cohort in cohorts for mail in _mailings(method, task, cohort) for i in mail.ids}
         self._kept, self._room = dict[int, Tree](), KEEP_SENT
@@ -54,9 +55,10 @@ class Sent(Sequence[Tree]):
             return self._kept[i] if i in self._kept else self._hand_out(i, mail.made.pop(i))
 
     def _make(self, mail: Mailing, i: int) -> dict[int, Tree]:
-        if len(mail.ids) == 1:
-            return {i: self._method.send(self._task, self._server, i)}
-        made = dict(zip(mail.ids, self._method.send_many(self._task, self._server, mail.ids), strict=True))
+        with at(self._task.device):
+            if len(mail.ids) == 1:
+                return {i: self._method.send(self._task, self._server, i)}
+            made = dict(zip(mail.ids, self._method.send_many(self._task, self._server, mail.ids), strict=True))
         return {i: made[i]} if i in self.bytes else made  # asked again: the same bits, and nothing for the others
 
     def _hand_out(self, i: int, down: Tree) -> Tree:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
+from fedapa.training.local import LossSum
 
 WATCHED_BYTES = 128 * 2**20  # of a run's watched tensors, beside the last round's
 
@@ -31,6 +32,7 @@ class RoundLog:
     final: Sums | None = None  # of the last round: what the last aggregation would send, which no round scores
     down_bytes: dict[int, int] = field(default_factory=dict)
     up_bytes: dict[int, int] = field(default_factory=dict)
+    train_loss: dict[int, LossSum] = field(default_factory=dict)  # of the clients that trained, where it is known
     client_seconds: dict[int, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)

@@ -40,11 +40,11 @@ class TensorStore:
         return {name: leaf if self._is_stored(leaf) else self.copy(leaf) for name, leaf in tree.items()}
 
     def _is_stored(self, leaf: Tensor) -> bool:
-        return leaf.is_contiguous() and (leaf.nbytes <= self.limit or is_mapped(leaf))
+        return leaf.device.type != "cpu" or (leaf.is_contiguous() and (leaf.nbytes <= self.limit or is_mapped(leaf)))
 
 
 def is_mapped(leaf: Tensor) -> bool:
-    return leaf.untyped_storage().filename is not None
+    return leaf.device.type == "cpu" and leaf.untyped_storage().filename is not None
 
 
 def _mapped(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

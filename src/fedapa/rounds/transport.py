@@ -20,9 +20,9 @@ from fedapa.methods.method import Method
 from fedapa.rounds.evaluation import Sums, measure
 from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
-from fedapa.training.devices import data_on, tree_on
+from fedapa.training.devices import at, data_on, tree_on
 from fedapa.training.engines.vmap_engine import cohorts, play_together
-from fedapa.training.local import Engine, Local, Normal, Plain
+from fedapa.training.local import Engine, Local, LossSum, Normal, Plain
 from fedapa.training.task import CPU, Task
 
 Share = Callable[[int, int], Engine]  # the engine of a visit, by round and client: shared with other runs
@@ -47,6 +47,7 @@ class Reply(NamedTuple):
     seconds: float
     train_seconds: float
     fault: str | None = None  # why the client's own training failed
+    train_loss: LossSum = LossSum()  # of the batches it trained on; of none where its trainer is the user's own
 
 
 class Record(NamedTuple):
@@ -86,21 +87,21 @@ def visit(
     """One visit: everything that a client does in a round. The same code runs in every transport and on every engine.
 
     A real site passes ``entropy``, from which noise is drawn. On another device than the CPU, what the visit needs is
-    moved there, what it makes is made there, and what it leaves behind comes back.
+    moved there, what it makes is made there, what it leaves behind comes back, and its upload goes to the server.
     """
     there = task.device
-    if there == CPU:
+    if there == task.server_device == CPU:
         return _visit(method, task, data, record, request, seed, engine, entropy)
     moved = request._replace(down=partial(_sent_to, there, request.down))
-    with there:
+    with at(there):
         mine = Record(tree_on(record.state, there), tree_on(record.memory, there))
         mine, reply = _visit(method, task, data_on(data, there), mine, moved, seed, engine, entropy)
     record = Record(tree_on(mine.state, CPU), tree_on(mine.memory, CPU)) if request.train else record
-    return record, reply._replace(up=reply.up and tree_on(reply.up, CPU))
+    return record, reply._replace(up=reply.up and tree_on(reply.up, task.server_device))
 
 
 def _sent_to(device: torch.device, down: Callable[[], Tree]) -> Tree:
-    with CPU:  # the server makes it
+    with CPU:  # the server makes it, on a device that it names
         sent = down()
     return tree_on(sent, device)
 
@@ -148,7 +149,7 @@ def _visit(
         except RunError as error:
             fault = error.message
     fault = fault and f"its training diverged, {fault}"
-    reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault)
+    reply = Reply(request.client, up, before, after, engine.clock() - start, trained, fault, local.loss)
     return Record(state, local.memory), reply
 
 

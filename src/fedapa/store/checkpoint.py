@@ -216,7 +216,7 @@ def _all(folder: Path) -> list[Path]:
 
 
 def _flatten(checkpoint: Checkpoint) -> Tree:
-    tree = {f"server/{k}": v for k, v in checkpoint.state.server.items()}
+    tree = {f"server/{k}": v.cpu() for k, v in checkpoint.state.server.items()}
     tree["last"] = torch.from_numpy(checkpoint.state.last)
     tree["position"] = torch.tensor([checkpoint.state.round, len(checkpoint.records)])
     for i, record in enumerate(checkpoint.records):

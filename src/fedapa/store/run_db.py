@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedapa.core.scores import ACCURACY, Score, scores_from_json
+from fedapa.core.scores import ACCURACY, LOSS, Score, scores_from_json
 from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
 from fedapa.rounds.round_log import Event, RoundLog
 from fedapa.store import checksums
+from fedapa.training.local import LossSum
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = f"""
@@ -63,6 +64,7 @@ CREATE TEMP VIEW client_score AS {
     )
 };
 """
+DURING = "phase='during' AND data='train'"
 PER_ROUND = ("round", "summary", "client_round", "client_score", "watched", "event")
 # The watched tensor with the role of weights. Runs of older versions do not name it: it is A there.
 WEIGHTS = "name = (SELECT coalesce(max(value), 'A') FROM meta WHERE key = 'weights')"
@@ -156,7 +158,8 @@ def _round_row(log: RoundLog) -> tuple[Any, ...]:
 
 
 def _measured(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[str, str, Score, Sums]]:
-    """(phase, data, score, [M, 2]) of everything that was measured on at least one sample."""
+    """(phase, data, score, [M, 2]) of everything that was measured on at least one sample; the train loss is that of
+    the batches during training."""
     for phase, sums in (("before", log.before), ("after", log.after), ("final", log.final)):
         if sums is None:
             continue
@@ -164,6 +167,9 @@ def _measured(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[str, str
             for k, score in enumerate(scores):
                 if data == "test" or sums[:, k, columns][:, 1].any():
                     yield phase, data, score, sums[:, k, columns]
+    if log.train_loss:
+        count = 1 + max(log.train_loss)
+        yield "during", "train", LOSS, np.array([log.train_loss.get(i, (0.0, 0)) for i in range(count)], np.float64)
 
 
 def _summary_rows(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[Any, ...]]:
@@ -175,7 +181,8 @@ def _summary_rows(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[Any,
 def _score_rows(log: RoundLog, scores: Sequence[Score]) -> Iterator[tuple[Any, ...]]:
     for phase, data, score, sums in _measured(log, scores):
         for i, (sum, count) in enumerate(sums.tolist()):
-            yield (log.round, phase, data, score.name, i, sum, count)
+            if count or data != "train":
+                yield (log.round, phase, data, score.name, i, sum, count)
 
 
 def _client_row(log: RoundLog, i: int) -> tuple[Any, ...]:
@@ -259,15 +266,22 @@ def curve(
 ) -> list[tuple[int, Summary]]:
     """(rounds done, summary) of a score, the primary one unless another is named.
 
-    ``before`` goes from the start to what the last aggregation would send, ``after`` from 1.
+    ``before`` goes from the start to what the last aggregation would send, ``after`` and ``during`` from 1.
     """
     name = score or primary(db).name
     columns = "round, pooled, mean, std, worst, worst10"
     query = f"SELECT {columns} FROM summary WHERE phase=? AND data=? AND score=? ORDER BY round"
-    found = [(row[0] + (phase == "after"), _summary(row[1:])) for row in db.execute(query, (phase, data, name))]
+    found = [
+        (row[0] + (phase in ("after", "during")), _summary(row[1:])) for row in db.execute(query, (phase, data, name))
+    ]
     if phase == "before":
         found += [(row[0] + 1, _summary(row[1:])) for row in db.execute(query, ("final", data, name))]
     return found
+
+
+def train_loss(db: sqlite3.Connection) -> list[tuple[int, Summary]]:
+    """(rounds done, loss of the batches that clients trained on); none where the run's trainer is the user's own."""
+    return curve(db, "during", "train", LOSS.name)
 
 
 def _summary(row: tuple[Any, ...]) -> Summary:
@@ -323,7 +337,7 @@ def client_data(db: sqlite3.Connection) -> list[tuple[str, int, int, int, str]]:
 
 def last_round(db: sqlite3.Connection) -> int | None:
     """The last evaluated round, counted from 1."""
-    (last,) = db.execute("SELECT max(round) FROM summary").fetchone()
+    (last,) = db.execute("SELECT max(round) FROM summary WHERE data = 'test'").fetchone()
     return None if last is None else int(last) + 1
 
 
@@ -414,6 +428,8 @@ def logs(db: sqlite3.Connection) -> list[RoundLog]:
         found[t].before, found[t].after, found[t].final = (
             _all_sums(db, t, phase, scores) for phase in ("before", "after", "final")
         )
+    for t, client, sum, count in db.execute(f"SELECT round, client, sum, count FROM client_score WHERE {DURING}"):
+        found[t].train_loss[client] = LossSum(sum, int(count))
     for event in events(db):
         found[event[0]].events.append(Event(*event))
     last = "SELECT round, name, shape, float32 FROM watched WHERE round = (SELECT max(round) FROM round)"

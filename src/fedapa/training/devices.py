@@ -1,19 +1,24 @@
-"""Where clients compute: names of devices, what is there, and moving what a visit needs.
+"""Where clients and the server compute: names of devices, what is there, and moving what a visit needs.
 
 Random numbers are drawn on the CPU, so that allocation, start and order of batches do not depend on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedapa.core.tree import Tree
+from fedapa.core.tree import Tree, count_bytes
 from fedapa.data.federated import ClientData, Split
 from fedapa.errors import InputError
+
+CPU = torch.device("cpu")
+STATE_ROOM = 3  # times the server's state that a device must have free to hold it
 
 
 def devices_of(spec: str) -> tuple[torch.device, ...]:
@@ -40,6 +45,27 @@ def _device(name: str) -> torch.device:
         has = ", ".join(accelerators()) or "none beside the CPU"
         raise InputError(f"device {name!r} is not there: this machine has {has}", "`fedapa doctor` lists devices")
     return device
+
+
+def server_device(devices: tuple[torch.device, ...], server: Mapping[str, Tensor], most_bytes: float) -> torch.device:
+    """Where the server's state is: on the first device of the clients, unless it is too large for it.
+
+    A server step needs the state, a changed copy and what it computes. MPS has no double precision, which several
+    methods aggregate in. States above ``most_bytes`` are mapped files.
+    """
+    first, size = devices[0], count_bytes(server)
+    if first.type == "mps" or any(leaf.nbytes > most_bytes for leaf in server.values()):
+        return CPU
+    return CPU if STATE_ROOM * size > _free_bytes(first) else first
+
+
+def _free_bytes(device: torch.device) -> float:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
+
+
+def at(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, new tensors are made there. Nothing on the CPU, where torch's own context costs time in every call."""
+    return nullcontext() if device == CPU else device
 
 
 def tree_on(tree: Mapping[str, Tensor], device: torch.device) -> Tree:

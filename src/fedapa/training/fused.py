@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from fedapa.training.local import Job, Project
 
 MODEL = ("theta", "phi")
-Found = tuple[Tree, Tree]  # parameters and carry; velocity
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Found(NamedTuple):
+    """What a training leaves; its cross-entropy, summed over samples: over none where that is not the whole loss."""
+
+    params: Tree  # and carry
+    velocity: Tree
+    loss: float = 0.0
+    samples: int = 0
 
 
 class Way(Protocol):
@@ -113,7 +121,8 @@ class WholeModel:
         trained = {"theta": found.theta, "phi": found.phi, self.extra: found.extra}
         moved = {"theta": found.velocity_theta, "phi": found.velocity_phi, self.extra: found.velocity_extra}
         carried = {} if found.mean is None else {self.carry: found.mean}
-        return _of(job, trained) | carried, _of(job, moved)
+        seen = len(order) if self.terms(tree).plain else 0
+        return Found(_of(job, trained) | carried, _of(job, moved), found.loss * seen, seen)
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,8 @@ class MixedHead:
                 velocity=job.velocity[self.weights],
             )
         )
-        return {self.weights: found.W, self.carry: torch.tensor(found.loss)}, {self.weights: found.velocity}
+        mixed = {self.weights: found.W, self.carry: torch.tensor(found.loss)}
+        return Found(mixed, {self.weights: found.velocity})
 
 
 WAYS: dict[Callable[..., Any], Way] = {task_loss: WholeModel(), proximal: WholeModel()}
@@ -165,7 +175,7 @@ def _of(job: Job, found: dict[str, Tensor | None]) -> Tree:
 
 def _unchanged(job: Job) -> Found:
     """Of a training without a step."""
-    return {k: v.clone() for k, v in (job.params | job.carry).items()}, job.velocity
+    return Found({k: v.clone() for k, v in (job.params | job.carry).items()}, job.velocity)
 
 
 def _batches(job: Job) -> tuple[Tensor, Tensor]:

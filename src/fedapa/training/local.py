@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from fedapa.streams import stream, torch_seed
 from fedapa.training import own_trainer
 from fedapa.training.fused import train_fused
 from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
-from fedapa.training.task import CPU, Batch, Task, task_loss
+from fedapa.training.task import CPU, Batch, Task, proximal, pull, task_loss
 
 Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 Project = Callable[[Tree], Tree]
@@ -69,9 +70,24 @@ class Job(NamedTuple):
         return self.pace is None and self.held is None and self.augment is None and not _half(self.task)
 
 
+class LossSum(NamedTuple):
+    """The loss of the batches that were trained on, each before its step: summed over samples, and how many."""
+
+    total: float = 0.0
+    samples: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.samples > 0 and math.isfinite(self.total)
+
+    def plus(self, other: LossSum) -> LossSum:
+        return LossSum(self.total + other.total, self.samples + other.samples)
+
+
 class Trained(NamedTuple):
     params: Tree  # and what the loss carried
     velocity: Tree
+    loss: LossSum = LossSum()
 
 
 class Pass(NamedTuple):
@@ -160,6 +176,7 @@ class Local:
     engine: Engine = field(default_factory=Plain)
     entropy: Normal | None = None  # at a real site; None in a simulation
     validation: Split | None = None  # held out: it ends trainings that have a patience
+    loss: LossSum = LossSum()  # of all trainings of this toolbox so far
 
     @property
     def n(self) -> int:
@@ -285,6 +302,8 @@ class Local:
             )
         )  # fmt: skip
         self._remember(memory, done.velocity)
+        if params.keys() & {"theta", "phi"}:  # mixing weights and the like are no model
+            self.loss = self.loss.plus(done.loss)
         return done.params
 
     def _stream(self, call: int) -> np.random.Generator:
@@ -346,16 +365,17 @@ def _as_long(velocity: Tensor, param: Tensor) -> Tensor:
 def train(job: Job) -> Trained:
     """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
     if (done := train_fused(job)) is not None:
-        return Trained(*done)
+        return Trained(done.params, done.velocity, LossSum(done.loss, done.samples))
     task, velocity, carry = job.task, job.velocity, job.carry
     params = {k: v.clone() for k, v in job.params.items()}
-    epochs = Epochs(job)
+    epochs, losses = Epochs(job), list[tuple[Tensor, int]]()
     with task.model.training() as buffers:
         for k, (index, rates) in enumerate(_paced(job)):
             index = index.to(job.data.y.device)
             x = job.data.x[index]
             batch = Batch(x if job.augment is None else job.augment(x, k), job.data.y[index])
-            grads, carry = gradients(task, job.loss, params, batch, job.given, carry)
+            grads, carry, value = gradients(task, job.loss, params, batch, job.given, carry)
+            losses.append((value, len(index)))
             if job.clip_norm is not None:
                 grads = clipped(grads, job.clip_norm)
             for name, w in params.items():
@@ -366,7 +386,16 @@ def train(job: Job) -> Trained:
                 params = job.project(params)
             if epochs.over(k + 1, params, carry):
                 break
-    return Trained({**epochs.best(params), **carry}, velocity)
+    return Trained({**epochs.best(params), **carry}, velocity, _summed(losses))
+
+
+def _summed(losses: list[tuple[Tensor, int]]) -> LossSum:
+    """Of batches' mean losses and sizes; read once at the end, since reading waits for the device."""
+    if not losses:
+        return LossSum()
+    values, sizes = zip(*losses, strict=True)
+    means = torch.stack(values).flatten().tolist()
+    return LossSum(sum(mean * size for mean, size in zip(means, sizes, strict=True)), sum(sizes))
 
 
 def _paced(job: Job) -> Iterator[tuple[Tensor, Rates]]:
@@ -406,19 +435,27 @@ class Epochs:
         return float(answer[0] if isinstance(answer, tuple) else answer)
 
 
-def gradients(task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree) -> tuple[Tree, Tree]:
-    """Gradient of the loss in every parameter, and the new carry; a parameter the loss ignores gets zeros."""
+def gradients(
+    task: Task, loss: Loss, params: Tree, batch: Batch, given: Tree, carry: Tree
+) -> tuple[Tree, Tree, Tensor]:
+    """Gradient of the loss in every parameter, the new carry, and the loss; a parameter the loss ignores gets zeros.
+
+    A pull towards an anchor is no part of the loss that is returned: the native kernel does not report it either.
+    """
     leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
     with _passes(task):
-        answer = loss(task, leaves, batch, {**given, **carry})
-    value, carry = answer if isinstance(answer, tuple) else (answer, carry)
+        answer = (task_loss if loss is proximal else loss)(task, leaves, batch, {**given, **carry})
+        value, carry = answer if isinstance(answer, tuple) else (answer, carry)
+        told = value.detach()
+        if loss is proximal:
+            value = value + pull(leaves, given)
     if scaled := task.training.precision == "fp16":
         value = value * LOSS_SCALE
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     if scaled:
         found = tuple(None if g is None else g / LOSS_SCALE for g in found)
     grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(params.items(), found, strict=True)}
-    return grads, {k: v.detach() for k, v in carry.items()}
+    return grads, {k: v.detach() for k, v in carry.items()}, told
 
 
 def _half(task: Task) -> bool:

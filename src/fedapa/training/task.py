@@ -48,7 +48,8 @@ class Task:
     architectures: Architectures | None = None  # where clients have different ones; ``model`` is then the first
     donate: bool = False  # the loop gives the server state away: absorb may update it in place
     augment: Augment | None = None  # train batches pass through it
-    devices: tuple[torch.device, ...] = (CPU,)  # where clients compute, in turn; the server computes on the CPU
+    devices: tuple[torch.device, ...] = (CPU,)  # where clients compute, in turn
+    server_device: torch.device = CPU  # where the server's state is
     device: torch.device = CPU  # where this party computes
 
     @property

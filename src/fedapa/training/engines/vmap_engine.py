@@ -21,7 +21,19 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedapa.core.tree import Tree, clone, count_bytes
-from fedapa.training.local import EVALUATION_BATCH, Engine, Job, Loss, Pass, Plain, Trained, clipped, outputs, train
+from fedapa.training.local import (
+    EVALUATION_BATCH,
+    Engine,
+    Job,
+    Loss,
+    LossSum,
+    Pass,
+    Plain,
+    Trained,
+    clipped,
+    outputs,
+    train,
+)
 from fedapa.training.objective import Classification
 from fedapa.training.optimizers import direction
 from fedapa.training.task import Batch, Task, proximal, pull, task_loss
@@ -74,7 +86,7 @@ class Script:
 
     def train(self, job: Job) -> Trained:
         found = self._ask(job)
-        return Trained(clone(found.params), clone(found.velocity))  # the method may change what it was given
+        return Trained(clone(found.params), clone(found.velocity), found.loss)  # a method may change what it was given
 
     def outputs(self, wanted: Pass) -> Tensor:
         found: Tensor = self._ask(wanted)
@@ -217,39 +229,58 @@ def train_together(jobs: Sequence[Job]) -> list[Trained]:
     trees = [[job.params, job.velocity, job.given, job.carry] for job in jobs]
     params, velocity, given, carry = (_stacked(column) for column in zip(*trees, strict=True))
     x, y = torch.cat([job.data.x for job in jobs]), torch.cat([job.data.y for job in jobs])
+    losses = list[tuple[Rows, Tensor, Tensor]]()
     with one.task.model.training():
         for rows, index, weight in schedule(jobs):
             w, v, c = (_taken(tree, rows) for tree in (params, velocity, carry))
-            index, weight = index.to(y.device), weight.to(y.device)
-            w, v, c = step(w, v, c, _taken(given, rows), Batch(x[index], y[index]), weight)
+            sizes, index, weight = (weight > 0).sum(1), index.to(y.device), weight.to(y.device)
+            w, v, c, told = step(w, v, c, _taken(given, rows), Batch(x[index], y[index]), weight)
+            losses.append((rows, told, sizes))
             for tree, new in ((params, w), (velocity, v), (carry, c)):
                 _put(tree, rows, new)
-    done = {k: Trained(_row({**params, **carry}, at), _row(velocity, at)) for at, k in enumerate(order)}
+    found, ends = _summed(losses, len(jobs)), enumerate(order)
+    done = {k: Trained(_row({**params, **carry}, at), _row(velocity, at), found[at]) for at, k in ends}
     return [done[k] for k in range(len(jobs))]
 
 
-Step = Callable[[Tree, Tree, Tree, Tree, Batch, Tensor], tuple[Tree, Tree, Tree]]
+def _summed(losses: Sequence[tuple[Rows, Tensor, Tensor]], clients: int) -> list[LossSum]:
+    """Of every client: the rows, mean losses and batch sizes of all steps."""
+    sums, counts = torch.zeros(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.int64)
+    for rows, told, sizes in losses:
+        sums[rows] += told.cpu().double() * sizes
+        counts[rows] += sizes
+    return [LossSum(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
+
+
+Step = Callable[[Tree, Tree, Tree, Tree, Batch, Tensor], tuple[Tree, Tree, Tree, Tensor]]
 
 
 def vectorised(job: Job) -> Step:
-    """One step of many clients: parameters, velocity and carry before, the same after."""
-    weighted = WEIGHTED.get(job.loss)
+    """One step of many clients: parameters, velocity and carry before, the same after, and the losses [clients]."""
 
-    def value(params: Tree, x: Tensor, y: Tensor, weight: Tensor, given: Tree, carry: Tree) -> tuple[Tensor, Tree]:
-        if weighted is not None:
-            return weighted(job.task, params, Batch(x, y), {**given, **carry}, weight), carry
+    def value(
+        params: Tree, x: Tensor, y: Tensor, weight: Tensor, given: Tree, carry: Tree
+    ) -> tuple[Tensor, Tree, Tensor]:
+        """What is minimised, the carry, and the loss, of which a pull towards an anchor is no part."""
+        if job.loss in WEIGHTED:
+            told = weighted_loss(job.task, params, Batch(x, y), {**given, **carry}, weight)
+            return (told + pull(params, given) if job.loss is proximal else told), carry, told
         answer = job.loss(job.task, params, Batch(x, y), {**given, **carry})
-        return answer if isinstance(answer, tuple) else (answer, carry)
+        found, carry = answer if isinstance(answer, tuple) else (answer, carry)
+        return found, carry, found
 
-    def step(w: Tree, v: Tree, carry: Tree, given: Tree, batch: Batch, weight: Tensor) -> tuple[Tree, Tree, Tree]:
+    def step(
+        w: Tree, v: Tree, carry: Tree, given: Tree, batch: Batch, weight: Tensor
+    ) -> tuple[Tree, Tree, Tree, Tensor]:
         leaves = {k: row.detach().requires_grad_() for k, row in w.items()}
-        values, carry = vmap(value)(leaves, batch.x, batch.y, weight, given, carry)
+        values, carry, told = vmap(value)(leaves, batch.x, batch.y, weight, given, carry)
         grads = _slopes(values, leaves)
         if job.clip_norm is not None:
             grads = vmap(partial(clipped, norm=job.clip_norm))(grads)
         for name in w:
             w[name].sub_(direction(job.rule, name, w[name], grads[name], v), alpha=job.rates[name])
-        return (w if job.project is None else vmap(job.project)(w)), v, {k: c.detach() for k, c in carry.items()}
+        w = w if job.project is None else vmap(job.project)(w)
+        return w, v, {k: c.detach() for k, c in carry.items()}, told.detach()
 
     return step
 
@@ -263,15 +294,8 @@ def weighted_loss(task: Task, params: Tree, batch: Batch, given: Tree, weight: T
     return -(logs.gather(1, batch.y[:, None])[:, 0] * weight).sum()
 
 
-def weighted_proximal(task: Task, params: Tree, batch: Batch, given: Tree, weight: Tensor) -> Tensor:
-    return weighted_loss(task, params, batch, given, weight) + pull(params, given)
-
-
-# The usual losses in a form that batches of several sizes can share: clients smaller than one batch are common.
-WEIGHTED: dict[Loss, Callable[[Task, Tree, Batch, Tree, Tensor], Tensor]] = {
-    task_loss: weighted_loss,
-    proximal: weighted_proximal,
-}
+# These have a form that batches of several sizes can share: clients smaller than one batch are common.
+WEIGHTED: set[Loss] = {task_loss, proximal}
 
 
 def _slopes(values: Tensor, leaves: Tree) -> Tree:
