@@ -40,7 +40,10 @@ ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
 STALE = 180.0  # seconds after which a killed node's heartbeat has surely expired: its successor is let in before
 QUIET = 3600.0  # seconds between two alarms about one site
-KEEP_ALIVE = 75  # seconds; longer than the reverse proxy keeps a connection, or it would use one that just closed
+SERVER: dict[str, Any] = {
+    "timeout_keep_alive": 75,  # seconds; longer than the reverse proxy keeps a connection: it would use a closed one
+    "proxy_headers": False,  # else a caller could name another caller's connection as its own
+}
 
 
 class Guard:
@@ -53,7 +56,7 @@ class Guard:
         alarm: Callable[[str, str], None] = lambda site, text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.app, self.members, self.watch = app, members, Watch(alarm, clock)
+        self.app, self.members, self.watch, self.callers = app, members, Watch(alarm, clock), peer.Callers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +66,7 @@ class Guard:
         path = str(scope["path"])
         if path.startswith(FLEET):
             await self._fleet(path, scope, receive, send)
-        elif path == "/health" or peer.asks_for_itself(scope):
+        elif path == "/health" or self.callers.is_us(scope):
             await self.app(scope, receive, send)
         else:
             await _refuse("this call is for the coordinator's own user", 403)(scope, receive, send)
@@ -73,7 +76,7 @@ class Guard:
         if site is None:
             await _refuse("no signature of an enrolled site", 401)(scope, receive, send)
             return
-        address = _address(scope)
+        address = self._address(scope)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -81,6 +84,10 @@ class Guard:
             await send(message)
 
         await self.app(scope, receive, noting)
+
+    def _address(self, scope: Scope) -> str:
+        given = Headers(scope=scope).get(ADDRESS)
+        return given if given and self.callers.is_us(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
@@ -98,11 +105,6 @@ def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
         return site if is_recent and is_signed else None
     except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm):
         return None
-
-
-def _address(scope: Scope) -> str:
-    given = Headers(scope=scope).get(ADDRESS)
-    return given if given and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def _refuse(text: str, status: int) -> PlainTextResponse:
@@ -183,8 +185,7 @@ def main() -> None:
         sound_alarm(folder, site, text)
 
     members = remembered(Coordinator(folder))
-    settings = {"timeout_keep_alive": KEEP_ALIVE}
-    uvicorn.run = lambda app, **given: run(Guard(app, members, alarm), **{**given, **settings})
+    uvicorn.run = lambda app, **given: run(Guard(app, members, alarm), **{**given, **SERVER})
     flower_superlink()
 
 
