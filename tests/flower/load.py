@@ -10,6 +10,7 @@ anybody ever was, once all had arrived.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from federation import Federation, wait
 from flwr.supernode import fleet_http_connection
@@ -32,7 +34,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedapa.federation import processes
 from fedapa.federation.registry import Coordinator
 from fedapa.transports.flower import supernode
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 POLL = 3.0  # seconds, as a real site asks
 EVERY = 5.0  # seconds between two looks at who is online
@@ -64,17 +66,19 @@ class Light(threading.Thread):
                 self.seconds.append(time.monotonic() - began)
 
 
-def offline(coordinator: Coordinator) -> list[str]:
-    control = Control(coordinator)
-    try:
-        return [node.name for node in control.nodes() if node.status != "online"]
-    finally:
-        control.close()
+def offline(control: Control) -> list[str]:
+    return [node.name for node in control.nodes() if node.status != "online"]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process so far."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def sites(folder: Path, names: list[str], minutes: float) -> None:
     """In a process of its own: a part of the sites, until the time is over."""
-    fleet_http_connection.HeartbeatSender = supernode.HeartbeatSender
+    supernode.mend()
     fleet_http_connection.os = SimpleNamespace(kill=lambda *_: None, getpid=lambda: 0)  # a refused one ends alone
     coordinator, stop = Coordinator(folder / "coordinator"), threading.Event()
     found = [Light(folder / "kits" / name, coordinator.ca, coordinator.fleet_address, stop) for name in names]
@@ -103,18 +107,19 @@ def main() -> int:
         return 0
     names = [f"site-{k:03}" for k in range(wanted.sites)]
     with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
-        federation = Federation(folder, processes.free_port(), names)
+        # Fast tests ask often; here sites ask and say that they are there as often as real ones do.
+        federation = Federation(Path(place), processes.free_port(), names, pace={})
         parts = []
         try:
             federation.spawn("coordinator", "start")
             wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
-            arriving = (60 + wanted.sites) / 60  # minutes at most
+            arriving = (60 + 2 * wanted.sites) / 60  # minutes at most
             for half in (names[::2], names[1::2]):
                 words = [sys.executable, __file__, "--minutes", str(wanted.minutes + arriving), "--part", place, *half]
                 parts.append(subprocess.Popen(words))
-            wait(lambda: not offline(federation.coordinator), 60 * arriving - EVERY)
-            dropped, looks = watch(federation.coordinator, 60 * wanted.minutes)
+            control = Control(federation.coordinator)
+            wait(lambda: not offline(control), 60 * arriving - EVERY, 1.0)
+            dropped, looks = watch(control, 60 * wanted.minutes, federation.superlink())
             print(f"{wanted.sites} sites, {looks} looks, dropped: {dict(dropped) or 'nobody'}")
         finally:
             for part in parts:
@@ -125,16 +130,25 @@ def main() -> int:
     return int(bool(dropped))
 
 
-def watch(coordinator: Coordinator, seconds: float) -> tuple[Counter[str], int]:
+def watch(control: Control, seconds: float, superlink: int) -> tuple[Counter[str], int]:
     """Who was offline, in how many looks."""
-    dropped, looks, begin = Counter[str](), 0, time.monotonic()
-    while time.monotonic() - begin < seconds:
-        away = offline(coordinator)
+    dropped, looks, begin, spent = Counter[str](), 0, time.monotonic(), processor_seconds(superlink)
+    told = 0.0
+    while (now := time.monotonic() - begin) < seconds:
+        try:
+            away = offline(control)
+        except httpx.TransportError:  # it is busy
+            time.sleep(EVERY)
+            continue
         dropped.update(away)
-        if looks % 12 == 0:
-            print(f"{time.monotonic() - begin:6.0f} s: {len(away)} offline", flush=True)
         looks += 1
+        if away or now >= told:
+            busy = (processor_seconds(superlink) - spent) / max(now, 1.0)
+            waiting = os.getloadavg()[0]
+            print(f"{now:6.0f} s: {len(away)} offline, SuperLink {busy:.0%} of a core, load {waiting:.1f}", flush=True)
+            told = now + 60
         time.sleep(EVERY)
+    control.close()
     return dropped, looks
 
 

@@ -1,9 +1,11 @@
-"""A site's SuperNode: Flower's own, with fixes for three hangs that leave a site silent or offline.
+"""A site's SuperNode: Flower's own, with fixes for four faults that leave a site silent or offline.
 
 A SuperNode takes one request at a time, and sends its reply before it polls for the next one. If a run ends while its
 request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies while it hands over
 a reply, the SuperNode waits for the rest without end. If one heartbeat is answered by an error, such as a 500 of a busy
-SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good.
+SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good. A heartbeat that is
+not answered within five seconds counts as lost, while a poll may take thirty: at a busy SuperLink, sites that go on
+polling are offline.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import httpx
 from flwr.supercore import heartbeat
 from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.run import RunNotRunningException
-from flwr.supernode import fleet_http_connection
+from flwr.supernode import fleet_http_client, fleet_http_connection
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.cli import flower_supernode
 
@@ -92,7 +94,8 @@ def paced(seconds: float) -> None:
     time.sleep(timing.poll() if seconds == 3 else min(seconds, timing.poll()))
 
 
-def main() -> None:
+def mend() -> None:
+    """Put the fixes and this site's pace into Flower's modules."""
     node: Any = flower
     node._pull_and_store_message, node._push_messages = take, send
     node.time = SimpleNamespace(sleep=paced)
@@ -101,6 +104,14 @@ def main() -> None:
     modules: list[Any] = [fleet_http_connection, heartbeat, in_memory_corestate]
     for module in modules:
         module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()
+    calls: Any = fleet_http_client
+    calls.HEARTBEAT_CALL_TIMEOUT = (
+        timing.heartbeat() / 2
+    )  # a second try still comes before the SuperLink's patience ends
+
+
+def main() -> None:
+    mend()
     flower_supernode()
 
 
