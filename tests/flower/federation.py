@@ -21,7 +21,7 @@ from fedapa.federation.site_store import Store
 from fedapa.store import checkpoint, run_db
 from fedapa.store.run_folder import rounds_done
 from fedapa.transports.flower import server_supervisor, site_supervisor
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 # Tests of real processes: `make test-federation` runs them, and nothing of what `make test` runs anyway.
 REAL = [

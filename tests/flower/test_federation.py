@@ -18,7 +18,7 @@ from fleet import in_process
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.releases import COUNTED
 from fedapa.store import checkpoint
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 METHOD = "fedapa+noised"
 pytestmark = REAL

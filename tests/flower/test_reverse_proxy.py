@@ -30,7 +30,7 @@ from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint, run_db
 from fedapa.transports.flower import server_supervisor
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 pytestmark = [
     *REAL,
