@@ -28,6 +28,15 @@ REAL = [
     pytest.mark.federation,
     pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
 ]
+
+
+def real_processes(test: Callable[..., None]) -> Callable[..., None]:
+    """The same marks for one test."""
+    for mark in REAL:
+        test = mark(test)
+    return test
+
+
 # Nodes ask and beat often, so that tests need not wait; a real site asks every 3 s and is offline after a minute.
 FAST = {"FEDAPA_NODE_POLL": "0.5", "FEDAPA_NODE_HEARTBEAT": "10"}
 OFFLINE = 20.0  # seconds after which a silent node counts as offline, with FAST

@@ -1,10 +1,12 @@
 """Many light sites that ask for work through the reverse proxy, for minutes: nobody may be dropped.
 
 python tests/flower/load.py --sites 100 --minutes 10
+python tests/flower/load.py --train 20 --rounds 5
 
 Every site is the network half of a SuperNode (Flower's own connection, with our heartbeats) in a thread; none trains.
 The SuperLink and nginx are the real ones. Every few seconds the SuperLink is asked who is offline. Exits with 1 if
-anybody ever was, once all had arrived.
+anybody ever was, once all had arrived. With --train, real sites on this machine train a few rounds instead; each must
+take part in every round, with the bits of one process.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from federation import Federation, wait
+from federation import Federation, assert_same, trained, wait
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_connection import http_request_response
 
@@ -100,10 +102,15 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--sites", type=int, default=100)
     asked.add_argument("--minutes", type=float, default=10.0)
+    asked.add_argument("--train", type=int, default=0, help="so many real sites that train, instead of light ones")
+    asked.add_argument("--rounds", type=int, default=5, help="that real sites train")
     asked.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     wanted = asked.parse_args()
     if wanted.part:
         sites(Path(wanted.part[0]), wanted.part[1:], wanted.minutes)
+        return 0
+    if wanted.train:
+        train(wanted.train, wanted.rounds)
         return 0
     names = [f"site-{k:03}" for k in range(wanted.sites)]
     with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
@@ -112,7 +119,7 @@ def main() -> int:
         parts = []
         try:
             federation.spawn("coordinator", "start")
-            wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
+            wait(lambda: all(site.node for site in federation.coordinator.members()))
             arriving = (60 + 2 * wanted.sites) / 60  # minutes at most
             for half in (names[::2], names[1::2]):
                 words = [sys.executable, __file__, "--minutes", str(wanted.minutes + arriving), "--part", place, *half]
@@ -128,6 +135,34 @@ def main() -> int:
                 part.wait(120)
             federation.close()
     return int(bool(dropped))
+
+
+def train(sites: int, rounds: int) -> None:
+    """Real sites, each with its SuperNode and its worker."""
+    names = [f"site-{k:03}" for k in range(sites)]
+    with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
+        federation, begin = Federation(Path(place), processes.free_port(), names), time.monotonic()
+        try:
+            federation.start(names)
+            arrived = time.monotonic()
+            print(f"{sites} sites online after {arrived - begin:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+            settings = {"data.clients": sites, "run.rounds": rounds, "federation.min_sites": sites}
+            words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+            assert federation.run("train", *words, "--set", "federation.round_timeout=1800.0").wait() == 0
+            memory = [proportional(pid) for name in names for pid in (federation.node(name), federation.worker(name))]
+            run = Path(place) / "train" / "fedapa-seed0"
+            assert trained(run) == [sites] * rounds, trained(run)
+            assert_same(federation, run)
+        finally:
+            federation.close()
+    print(f"{rounds} rounds of {sites} sites in {time.monotonic() - arrived:.0f} s, nobody missing, the same bits")
+    print(f"{sum(memory):.0f} MB for all, {sum(memory) / sites:.0f} MB for a site (shared pages divided)")
+
+
+def proportional(pid: int) -> float:
+    """MB of a process; pages that several share are divided among them."""
+    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
+    return int(line.split()[1]) / 1024
 
 
 def watch(control: Control, seconds: float, superlink: int) -> tuple[Counter[str], int]:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from federation import Federation
+from federation import Federation, real_processes
 from fleet import Direct
 from flwr.common.serde import recorddict_to_proto
 
@@ -207,9 +207,6 @@ def test_the_new_config_says_what_it_is(agreed: Path, fedapa: Call) -> None:
     from_config = fedapa("coordinator", "new-config", agreed / "silo.toml", "--out", agreed / "two.toml")
     assert from_config.code == 0, from_config.err
     assert load(str(agreed / "two.toml")).training.lr == 0.05  # settings of the source are kept
-
-
-real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")
 
 
 @real_processes

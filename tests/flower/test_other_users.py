@@ -14,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from fleet import Direct, config_text, grid, make_sites, over_grid, terms_of
+from hardship import NOBODY, acting_as
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -26,7 +27,6 @@ from fedapa.store import atomic_io, run_folder
 from fedapa.transports.flower import site_supervisor, superlink, worker
 from fedapa.transports.flower.superlink import Guard
 
-NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
@@ -51,20 +51,8 @@ def served(app: object, server: uvicorn.Server | None = None) -> Iterator[int]:
 
 
 def asked_by(user: int, host: str, port: int, path: str, stays: bool = True, header: str = "") -> str:
-    """The status that another user gets, in a process that becomes them."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.write(write, _status(host, port, path, stays, header))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as told:
-        answer = told.read().decode()
-    os.waitpid(child, 0)
-    return answer
+    """The status that another user gets."""
+    return acting_as(user, lambda: _status(host, port, path, stays, header))
 
 
 def _status(host: str, port: int, path: str, stays: bool, header: str) -> bytes:

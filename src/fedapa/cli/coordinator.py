@@ -129,7 +129,7 @@ def start(home: Path, detach: bool) -> None:
         return
     import threading
 
-    threading.Thread(target=_sync_when_up, args=(coordinator,), daemon=True).start()
+    threading.Thread(target=_keep_synced, args=(coordinator,), daemon=True).start()
     supervisor.run()
 
 
@@ -278,14 +278,10 @@ def _sync(coordinator: Any) -> None:
         control.close()
 
 
-def _sync_when_up(coordinator: Any) -> None:
+def _keep_synced(coordinator: Any) -> None:
     from fedapa.transports.flower.control import Control
 
-    control = Control(coordinator)
-    while not control.is_up():
-        time.sleep(0.5)
-    control.sync()
-    control.close()
+    Control(coordinator).keep_synced()
 
 
 def _is_synced(coordinator: Any) -> bool:

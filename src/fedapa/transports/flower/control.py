@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -17,7 +18,9 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from fedapa.errors import FedapaError
 from fedapa.federation.registry import Coordinator
+from fedapa.store.file_lock import flock
 
 
 def online(coordinator: Coordinator) -> dict[int, str] | None:
@@ -53,14 +56,25 @@ class Control:
 
     def sync(self) -> None:
         """Register exactly the keys of the registry's members at the SuperLink."""
-        known = {bytes(node.public_key): node for node in self.nodes() if node.status != "unregistered"}
-        numbers = {}
-        for site in self.coordinator.members():
-            node = known.pop(site.key.encode(), None)
-            numbers[site.name] = node.node_id if node is not None else self._register(site.key, site.name)
-        for node in known.values():
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-        self.coordinator.note_nodes(numbers)
+        with open(self.coordinator.folder / ".nodes.lock", "w") as lock:
+            flock(lock)  # two at once would register a key twice, which the SuperLink refuses
+            known = {bytes(node.public_key): node for node in self.nodes() if node.status != "unregistered"}
+            numbers = {}
+            for site in self.coordinator.members():
+                node = known.pop(site.key.encode(), None)
+                numbers[site.name] = node.node_id if node is not None else self._register(site.key, site.name)
+            for node in known.values():
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            self.coordinator.note_nodes(numbers)
+
+    def keep_synced(self, every: float = 10.0) -> None:
+        """Register members without end: when the SuperLink starts, and when somebody else unregistered one."""
+        while True:
+            try:
+                self.sync()
+                time.sleep(every)
+            except (httpx.HTTPError, FedapaError, OSError):  # it is starting or away, or the disk is full
+                time.sleep(0.5)
 
     def drop_ended_runs(self) -> None:
         """Have the SuperLink delete what is left of runs that ended, such as uploads that nobody fetched because the
