@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedapa.errors import RunError
-from fedapa.transports.flower import control, session
+from fedapa.transports.flower import control, session, superlink
 from fedapa.transports.flower.control import Control
 from fedapa.transports.flower.session import FlowerSession
 
@@ -21,8 +23,10 @@ def test_members_are_registered_again_and_again(monkeypatch):
 
     def sync():
         done.append(len(done))
-        if len(done) in (1, 4):
+        if len(done) == 1:
             raise httpx.ConnectError("refused")
+        if len(done) == 4:
+            raise OSError("no space left")
         if len(done) == 6:
             raise Ended
 
@@ -31,7 +35,35 @@ def test_members_are_registered_again_and_again(monkeypatch):
     kept.sync = sync
     with pytest.raises(Ended):
         kept.keep_synced(every=10.0)
-    assert slept == [0.5, 10.0, 10.0, 0.5, 10.0]
+    assert slept == [0.5, 10.0, 10.0, 10.0, 10.0]
+
+
+@pytest.fixture
+def state():
+    made = SqlLinkState(":memory:", SimpleNamespace(), ObjectStoreFactory().store())
+    made.initialize()
+    return made
+
+
+def test_an_unregistered_key_is_registered_again(state, monkeypatch):
+    first = state.create_node("us", "us", b"key", 30)
+    other = state.create_node("us", "us", b"other", 30)
+    monkeypatch.setattr(SqlLinkState, "create_node", superlink.create_node)
+    with pytest.raises(ValueError, match="already in use"):  # one that is registered stays what it is
+        state.create_node("us", "us", b"key", 30)
+    state.delete_node("us", first)
+    state.delete_node("us", other)
+    second = state.create_node("us", "us", b"key", 30, name="amber")
+    assert {node.node_id for node in state.get_node_info()} == {second, other}
+    assert state.activate_node(second, 30)
+    assert not state.activate_node(other, 30)
+
+
+def test_flower_alone_refuses_it_for_good(state):
+    """Once this fails, the fix is not needed any more."""
+    state.delete_node("us", state.create_node("us", "us", b"key", 30))
+    with pytest.raises(ValueError, match="already in use"):
+        state.create_node("us", "us", b"key", 30)
 
 
 class Crowded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -14,6 +15,9 @@ import httpx
 import pytest
 import uvicorn
 from fleet import Direct, config_text, grid, make_sites, over_grid, terms_of
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode.main import create_app
+from flwr.supernode.nodestate import NodeStateFactory
 from hardship import NOBODY, acting_as
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -24,7 +28,7 @@ from fedapa.federation import peer, processes
 from fedapa.federation.kit import CA, LOCAL, Kit, write_kit
 from fedapa.federation.registry import Settings, create
 from fedapa.store import atomic_io, run_folder
-from fedapa.transports.flower import site_supervisor, superlink, worker
+from fedapa.transports.flower import site_supervisor, superlink, supernode, worker
 from fedapa.transports.flower.superlink import Guard
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -233,6 +237,37 @@ def test_children_keep_their_files_to_themselves(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the SuperNode's own port
+
+
+@as_root
+def test_another_user_hands_the_supernode_no_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower reads all of a body, however large, before it asks for a token."""
+    monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)
+    supernode.guard()
+    config = uvicorn.Config(link := Recording(), log_level="error", lifespan="off", ws="none")
+    with served(link, uvicorn.Server(config)) as port, somebody_elses_name(port) as header:
+        for words in ("", header):
+            assert asked_by(NOBODY, "127.0.0.1", port, "/v1/runtime/push-object", header=words) == "403"
+        assert link.reached == []
+        assert asked_by(0, "127.0.0.1", port, "/v1/runtime/push-object") == "200"
+
+
+def test_flower_alone_reads_a_body_before_it_asks_who_sends_it() -> None:
+    """Once this fails, the guard in front of the SuperNode is needed for connections alone."""
+    parts = [{"type": "http.request", "body": bytes(100), "more_body": left > 0} for left in (2, 1, 0)]
+    app = create_app(state_factory=NodeStateFactory(ObjectStoreFactory()), superexec_auth_secret=bytes(32))
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": (path := "/v1/runtime/push-object")}
+    scope |= {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "https"}
+    scope |= {"headers": [(b"content-type", b"application/protobuf")], "client": ("127.0.0.1", 5), "server": None}
+
+    async def receive() -> dict[str, object]:
+        return parts.pop(0)
+
+    async def send(message: dict[str, object]) -> None:
+        return
+
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    assert parts == []
 
 
 def test_a_stranger_at_the_supernodes_port_is_not_taken_for_it(tmp_path: Path) -> None:

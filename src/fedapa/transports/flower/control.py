@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -72,9 +73,12 @@ class Control:
         while True:
             try:
                 self.sync()
-                time.sleep(every)
-            except (httpx.HTTPError, FedapaError, OSError):  # it is starting or away, or the disk is full
+            except httpx.TransportError:  # it is starting, or starting again
                 time.sleep(0.5)
+                continue
+            except (httpx.HTTPError, FedapaError, OSError) as error:  # such as a full disk
+                print(f"cannot register the sites: {error}", file=sys.stderr, flush=True)
+            time.sleep(every)
 
     def drop_ended_runs(self) -> None:
         """Have the SuperLink delete what is left of runs that ended, such as uploads that nobody fetched because the

@@ -7,6 +7,9 @@ SuperLink, or to root. Where the system does not show the owner of a socket, all
 *Is it signed?* A call of the fleet must carry the signature of an enrolled key before its body is read, so
 strangers cannot fill disk or memory. A key that is used from two addresses, or by a second node for long, raises an
 alarm.
+
+Flower never registers a key again that was unregistered. Here it does: the coordinator's registry alone says which keys
+are members, so a site that somebody else unregistered can come back.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from typing import Any
 import uvicorn
 from cryptography.exceptions import UnsupportedAlgorithm
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.server.superlink.linkstate.sql_linkstate import NodeModel, NodeStatus, SqlLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.superlink.cli import flower_superlink
+from sqlalchemy import delete
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,6 +40,7 @@ from fedapa.errors import FedapaError
 from fedapa.federation import audit_log, peer
 from fedapa.federation.registry import Coordinator, Enrolled
 
+_create_node = SqlLinkState.create_node
 FLEET, ACTIVATE = "/v1/fleet/", "/v1/fleet/activate-node"
 ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's processes
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
@@ -176,9 +182,19 @@ def sound_alarm(folder: Path, site: str, text: str) -> None:
         print(error.message, file=sys.stderr, flush=True)
 
 
+def create_node(state: Any, owner_aid: str, owner_name: str, public_key: bytes, *rest: Any, **named: Any) -> int:
+    """Register a key; what is left of it from before it was unregistered is deleted."""
+    is_former = NodeModel.public_key == public_key, NodeModel.status == NodeStatus.UNREGISTERED
+    with state.session() as session:
+        session.execute(delete(NodeModel).where(*is_former))
+    return int(_create_node(state, owner_aid, owner_name, public_key, *rest, **named))
+
+
 def main() -> None:
     """Arguments: the coordinator's folder, then Flower's own."""
     folder = Path(sys.argv.pop(1))
+    state: Any = SqlLinkState
+    state.create_node = create_node
     run: Any = uvicorn.run
 
     def alarm(site: str, text: str) -> None:
