@@ -112,9 +112,8 @@ def mend() -> None:
     for module in modules:
         module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()
     calls: Any = fleet_http_client
-    calls.HEARTBEAT_CALL_TIMEOUT = (
-        timing.heartbeat() / 2
-    )  # a second try still comes before the SuperLink's patience ends
+    # A second try still comes before the site is offline.
+    calls.HEARTBEAT_CALL_TIMEOUT = timing.heartbeat() / 2
 
 
 class OwnUser:
