@@ -29,7 +29,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("start-researcher.md", "start-site.md", "start-coordinator.md", "gallery.md"),
     "Methods": ("methods.md", "add-a-method.md", "methods/*.md"),
     "Reference": ("reference/*.md", "glossary.md"),
-    "Results": ("results.md", "results/*.md", "parity.md", "performance.md"),
+    "Results": ("results.md", "results/*.md", "results-data.md", "parity.md", "performance.md"),
     "Theory": ("theory.md", "beyond.md"),
     "Security": ("what-leaves-the-building.md", "project/security.md"),
     "Decisions": ("decisions/*.md",),

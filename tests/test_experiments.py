@@ -278,3 +278,39 @@ def test_the_leaderboard_is_what_its_command_makes() -> None:
     assert maker.page(maker.rows_of(FOLDER / "results")) == (ROOT / "docs" / "leaderboard.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_stored_runs_as_tables_by_hand(tmp_path: Path) -> None:
+    """Two clients, 60 of 100 right each; the curve has one value before training and one after it."""
+    tables = load_maker("tables", "experiments")
+    run = made_up("column", "fedapa", 60, evaluated_rounds=(20,), attackers=(1,))
+    rows = [{**row, "environment": {"date": "2026-11-18"}} for row in stored([run])]
+    (tmp_path / "mine.json").write_text(json.dumps({"runs": rows}))
+    ((key, found, date),) = tables.stored(tmp_path)
+    assert key == {"experiment": "mine", "scenario": "column", "method": "fedapa", "seed": 7}
+    line = tables.run_row(key, found, date)
+    assert set(line) == set(tables.RUNS)
+    assert (line["after_last"], line["clients"], line["malicious"], line["date"]) == (60, 2, 1, "2026-11-18")
+    assert [(r["rounds_done"], r["phase"], r["value"]) for r in tables.round_rows(key, found)] == [
+        (19, "before", 60), (20, "after", 60)
+    ]  # fmt: skip
+    assert [(r["client"], r["sum"], r["count"], r["malicious"]) for r in tables.client_rows(key, found)] == [
+        (0, 60, 100, 0), (1, 60, 100, 1)
+    ]  # fmt: skip
+
+
+def test_rounds_of_both_phases() -> None:
+    """Two rounds: before is scored with 0, 1 and 2 rounds done, after with 1 and 2."""
+    tables, run = load_maker("tables", "experiments"), made_up("", "fedavg", 60, rounds_done=2)
+    before, after = replace(run, evaluated="before", evaluated_rounds=(0, 1, 2)), replace(run, evaluated_rounds=(1, 2))
+    assert [tables.rounds_done(one, "before") for one in (before, after)] == [[0, 1, 2], [0, 1, 2]]
+    assert [tables.rounds_done(one, "after")[:2] for one in (before, after)] == [[1, 2], [1, 2]]
+    assert tables.rounds_done(run, "after") == [1, 2]  # a run that did not record it
+
+
+def test_the_tables_hold_every_stored_run(tmp_path: Path) -> None:
+    tables = load_maker("tables", "experiments")
+    kept = sum(len(json.loads(p.read_text(encoding="utf-8")).get("runs", [])) for p in FOLDER.glob("results/*.json"))
+    written = tables.main(tmp_path)
+    assert written["runs.csv"] == kept
+    assert len((tmp_path / "clients.csv").read_text().splitlines()) == written["clients.csv"] + 1

@@ -26,7 +26,7 @@ from fedapa.rounds.membership import Membership
 from fedapa.rounds.round_log import RoundLog, Sink, State, watched_stride
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.tensor_storage import MAP_ABOVE_MB, TensorStore
-from fedapa.rounds.transport import InProcess, Record
+from fedapa.rounds.transport import InProcess, Record, Share
 from fedapa.rounds.upload_limits import Limits
 from fedapa.store import provenance
 from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
@@ -170,14 +170,16 @@ def simulate(
     mmap_above_mb: float = MAP_ABOVE_MB,
     limits: Limits | None = None,
     membership: Membership | None = None,
+    share: Share | None = None,
 ) -> Result:
     """Run to the end, or on from where the folder's last checkpoint stands.
 
     With ``limits``, clients are not trusted: their uploads are held to them, as those of a real federation.
     With a ``membership``, ``task`` has the clients that begin, and ``data`` also those that join later.
+    With ``share``, trainings that other runs have in common with this one are computed once.
     """
     begin = loop.start(method, task, plan.seed)
-    transport = InProcess(method, task, data, plan.seed, begin[1], workers)
+    transport = InProcess(method, task, data, plan.seed, begin[1], workers, share)
     expected = Expected(method, task, data.clients[0].train.x[0], limits)
     context, rows = Context(method, task, transport, plan, expected), client_rows(data)[: task.clients]
     return play(context, begin, rows, folder, meta, checkpoint_every, progress, mmap_above_mb, membership)

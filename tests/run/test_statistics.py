@@ -6,7 +6,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from fedapa.analysis import statistics
-from fedapa.analysis.statistics import exact, holm, interval, paired_p, ranks, share
+from fedapa.analysis.statistics import Ranks, critical_difference, exact, holm, interval, paired_p, ranks, share
 
 
 def test_interval_of_three_allocations() -> None:
@@ -99,6 +99,19 @@ def test_ranks_by_counting() -> None:
     found = ranks({"a": [90, 80, 70], "b": [85, 75, 72], "c": [60, 50, 40]})
     assert found.mean_rank == pytest.approx({"a": 4 / 3, "b": 5 / 3, "c": 3.0})
     assert found.p == pytest.approx(0.097, abs=1e-3)  # chi2 = 14/3, 2 degrees of freedom
+
+
+def test_critical_difference_of_the_literature() -> None:
+    """Demsar (2006): four classifiers on 14 data sets, 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25."""
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+    assert ranks({"a": [90.0], "b": [90.0]}).difference is None
+
+
+def test_methods_that_are_not_told_apart_by_hand() -> None:
+    """Less than 1.5 apart: a with b and c, b with c and d; e stands alone, and c with d is inside another set."""
+    found = Ranks({"b": 1.9, "a": 1.0, "c": 2.4, "d": 3.3, "e": 6.0}, 0.01, difference=1.5)
+    assert found.alike() == [["a", "b", "c"], ["b", "c", "d"]]
+    assert found._replace(difference=None).alike() == []
 
 
 def test_ties_share_a_rank() -> None:

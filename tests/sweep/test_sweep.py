@@ -126,7 +126,7 @@ def test_a_worker_that_dies_between_two_runs_takes_none_with_it(tmp_path: Path) 
     assert worker.process.pid is not None
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.join()
-    pool._next(worker, [tmp_path / "run"])
+    pool._next(worker, [(tmp_path / "run",)])
     assert worker.talk.recv()[:2] == (tmp_path / "run", "started")
     pool._stop(worker)
 

@@ -36,9 +36,9 @@ FEW = ("--trials", 4, "--rounds", 2)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are played in this process."""
 
-    def play(runs: list[Path], workers: int, report: Any) -> None:
-        for path in runs:
-            pool.play_one(path, lambda *event: report(pool.Event(*event)))
+    def play(parts: list[pool.Runs], workers: int, report: Any) -> None:
+        for runs in parts:
+            pool.play_side_by_side(runs, lambda *event: report(pool.Event(*event)))
 
     monkeypatch.setattr(pool, "play", play)
 
@@ -340,8 +340,8 @@ def test_optuna_killed_between_two_batches_goes_on_with_the_same_trials(
     assert len(settings(whole)) == 16
     played = pool.play
 
-    def cut(runs: list[Path], workers: int, report: Any) -> None:
-        played(runs[:3], workers, report)
+    def cut(parts: list[pool.Runs], workers: int, report: Any) -> None:
+        played(parts[:3], workers, report)
         raise KeyboardInterrupt
 
     for _ in range(3):

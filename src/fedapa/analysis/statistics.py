@@ -38,6 +38,16 @@ class Ranks(NamedTuple):
     mean_rank: dict[str, float]
     p: float | None
     allocations: int = 1  # behind every ranked number
+    difference: float | None = None  # two methods whose mean ranks differ by less are not told apart (Nemenyi, 5 %)
+
+    def alike(self) -> list[list[str]]:
+        """The largest sets of methods, best first, that the critical difference does not tell apart."""
+        if self.difference is None:
+            return []
+        order = sorted(self.mean_rank, key=lambda name: self.mean_rank[name])
+        near = [[n for n in order[k:] if self.mean_rank[n] - self.mean_rank[order[k]] < self.difference]
+                for k in range(len(order))]  # fmt: skip
+        return [group for k, group in enumerate(near) if len(group) > 1 and (k == 0 or group[-1] != near[k - 1][-1])]
 
 
 def interval(
@@ -144,4 +154,11 @@ def ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
     order = np.array([stats.rankdata(-row) for row in table])
     enough = table.shape[0] > 1 and table.shape[1] > 2
     p = float(stats.friedmanchisquare(*table.T).pvalue) if enough and np.ptp(order) > 0 else None
-    return Ranks(dict(zip(scores, order.mean(0).tolist(), strict=True)), p)
+    apart = None if p is None else critical_difference(table.shape[1], table.shape[0])
+    return Ranks(dict(zip(scores, order.mean(0).tolist(), strict=True)), p, difference=apart)
+
+
+def critical_difference(methods: int, scenarios: int, level: float = 0.05) -> float:
+    """Nemenyi's: mean ranks over so many scenarios that differ by less are not told apart (Demsar, JMLR 2006)."""
+    q = stats.studentized_range.isf(level, methods, np.inf) / np.sqrt(2)
+    return float(q * np.sqrt(methods * (methods + 1) / (6 * scenarios)))

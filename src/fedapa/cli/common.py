@@ -327,6 +327,7 @@ def _show_ranks(ranks: Any) -> None:
     ordered = sorted(ranks.mean_rank.items(), key=lambda pair: pair[1])
     title = f"mean rank over the scenarios ({ranks.allocations} of the allocations each), 1 is best"
     title += "" if ranks.p is None else f"; Friedman{_sure(ranks.p)}"
+    title += "" if ranks.difference is None else f"; less than {ranks.difference:.1f} apart: not told apart (Nemenyi)"
     ui.show([{"method": name, "mean rank": rank} for name, rank in ordered], "table", title=title)
 
 

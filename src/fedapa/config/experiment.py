@@ -32,7 +32,9 @@ from fedapa.methods.attack import FACTORS, Attack
 from fedapa.methods.catalogue import make
 from fedapa.methods.malicious import attacked, attackers
 from fedapa.methods.method import Method
+from fedapa.methods.wrappers import Ema
 from fedapa.rounds.round_plan import Plan
+from fedapa.rounds.transport import Share
 from fedapa.rounds.upload_limits import Limits
 from fedapa.simulation import Progress, Result, make_task, simulate
 from fedapa.store import partition_file, provenance, run_db
@@ -130,6 +132,14 @@ def config_hash(config: Config) -> str:
     return provenance.digest(what_counts(config))
 
 
+def training_hash(config: Config) -> str:
+    """A hash of all settings that change how clients train: the running mean around a method does not."""
+    method = method_from(config, config.methods[0])
+    while isinstance(method, Ema):
+        method = method.inner
+    return provenance.digest({**what_counts(config), "method": _changed(method)})
+
+
 def what_counts(config: Config) -> dict[str, Any]:
     """Every setting that is not a default, except paths and engine.
 
@@ -212,8 +222,9 @@ def execute(
     progress: Progress | None = None,
     started: Callable[[Parts], None] | None = None,
     workers: int | None = None,
+    share: Share | None = None,
 ) -> Result:
-    """Run or resume a run folder. ``workers`` overrides the config's and changes no number."""
+    """Run or resume a run folder. ``workers`` overrides the config's; neither it nor ``share`` changes a number."""
     config = read_config(folder)
     parts = assemble(config, kept_engine(config.run.engine, folder))
     if started is not None:
@@ -237,7 +248,9 @@ def execute(
     limits = None if attack is None else Limits(config.federation.max_growth)
     told = sinks.Started(folder.name, folder, sinks.flat(as_table(config)))
     with sinks.logging(run.log, told, parts.task.objective.scores, progress) as hear:
-        return simulate(*parts, folder, meta, run.checkpoint_every, workers, hear, run.mmap_above_mb, limits)
+        return simulate(
+            *parts, folder, meta, run.checkpoint_every, workers, hear, run.mmap_above_mb, limits, share=share
+        )
 
 
 def load_data(config: Config, seed: int) -> Federated:

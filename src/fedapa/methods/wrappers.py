@@ -283,6 +283,14 @@ class Ema(Wrapped):
     def evaluated(self) -> When:
         return "after"
 
+    @property
+    def together(self) -> bool:  # type: ignore[override]
+        return self.inner.together
+
+    def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
+        """As the method inside sends, so that both train on the same bits."""
+        return self.inner.send_many(task, server, ids)
+
     def encode(self, task: Task, down: Tree, up: Tree, local: Local) -> Tree:
         return up
 

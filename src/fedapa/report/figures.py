@@ -31,6 +31,7 @@ from fedapa.analysis.run_reader import (
     seed_band,
     title_of,
 )
+from fedapa.analysis.statistics import Ranks
 from fedapa.core.scores import Score
 from fedapa.data.inspect import draw_bubbles, ticks
 from fedapa.report import drawing
@@ -569,11 +570,15 @@ def ties(scenario: Scenario) -> list[Ties]:
 # --------------------------------------------------------------------------------------------------- over scenarios
 
 
-def mean_ranks(ranks: dict[str, float]) -> Figure:
-    """Average rank over scenarios, best on top."""
+def mean_ranks(found: Ranks) -> Figure:
+    """Average rank over scenarios, best on top; a bar joins methods that are not told apart."""
+    ranks = found.mean_rank
     order = sorted(ranks, key=lambda label: -ranks[label])
     figure = drawing.new(0.19 * len(order) + 0.8)
     axes = figure.add_subplot()
+    for k, group in enumerate(found.alike()):
+        ends = [order.index(group[-1]) - 0.25, order.index(group[0]) + 0.25]
+        axes.plot([len(order) + 1.2 + 0.45 * k] * 2, ends, color=INK, linewidth=2, clip_on=False)
     for k, label in enumerate(order):
         colour = LANDMARKS.get(label, (MUTED, "-"))[0]
         axes.plot([1, ranks[label]], [k, k], color=GRID, linewidth=1)
@@ -582,6 +587,8 @@ def mean_ranks(ranks: dict[str, float]) -> Figure:
             f"{ranks[label]:.1f}", (ranks[label], k), (6, 0), textcoords="offset points", va="center", fontsize=7.5
         )
     axes.set_yticks(range(len(order)), [short(label) for label in order])
-    axes.set(xlabel="mean rank over scenarios (1 is best)", xlim=(0.7, len(order) + 0.8), ylim=(-0.7, len(order) - 0.3))
+    right = len(order) + 1.2 + 0.45 * len(found.alike())
+    axes.set(xlabel="mean rank over scenarios (1 is best)", xlim=(0.7, right), ylim=(-0.7, len(order) - 0.3))
+    _count_whole(axes.xaxis)
     axes.grid(visible=False, axis="y")
     return figure

@@ -499,7 +499,10 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
         "By the last round of the model that each method is evaluated by, of the methods that are in every scenario; "
         f"means over {ranks.allocations if ranks else 0} of the allocations in every cell."
     )
-    plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(mean)) if mean else None
+    if ranks is not None and ranks.difference is not None:
+        caption += f" A bar at the right joins methods whose ranks differ by less than {ranks.difference:.1f}: they are"
+        caption += " not told apart (Nemenyi, 5 %)."
+    plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(ranks)) if ranks else None
     p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")
     names = " and ".join(dict.fromkeys(scenario.score.heading for scenario in scenarios))
     return Overview([scenario.title for scenario in scenarios], rows, p, plot, names[0].upper() + names[1:])

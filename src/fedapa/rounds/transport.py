@@ -25,6 +25,8 @@ from fedapa.training.engines.vmap_engine import cohorts, play_together
 from fedapa.training.local import Engine, Local, Normal, Plain
 from fedapa.training.task import CPU, Task
 
+Share = Callable[[int, int], Engine]  # the engine of a visit, by round and client: shared with other runs
+
 
 class Request(NamedTuple):
     """Ask client ``client`` to train on what is sent, or only to show what it would do with it."""
@@ -159,8 +161,12 @@ def reseed(task: Task, seed: int, request: Request) -> None:
 class InProcess:
     """All clients in this process, several at a time, the largest first; results do not depend on either."""
 
-    def __init__(self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0) -> None:
+    def __init__(
+        self, method: Method, task: Task, data: Federated, seed: int, client: Tree, workers: int = 0,
+        share: Share | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.task, self.data, self.seed = method, task, data, seed
+        self._share = None if task.vectorise or task.is_stochastic or task.trainer is not None else share
         alone = task.is_stochastic or task.trainer is not None  # torch's generator is one for all threads
         self.workers = 1 if alone else workers or available_cores()
         self._records = [Record(_start(method, task, i, seed, client), {}) for i in range(task.clients)]
@@ -209,6 +215,8 @@ class InProcess:
     def _visit_one(self, request: Request, engine: Engine) -> tuple[Record, Reply]:
         data, record = self.data.clients[request.client], self._records[request.client]
         task = self._placed[request.client % len(self._placed)]
+        if self._share is not None:
+            engine = self._share(request.round, request.client)
         return visit(self.method, task, data, record, request, self.seed, engine)
 
     def _place(self, task: Task) -> list[Task]:

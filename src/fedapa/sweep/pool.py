@@ -1,4 +1,8 @@
-"""Worker processes, each with one core, that play one run after another. A run that fails stops no other."""
+"""Worker processes, each with one core, that play one run after another. A run that fails stops no other.
+
+Runs that train alike, METHOD and METHOD+ema, are one item of work: a process plays them side by side, in threads that
+compute every training once (training/engines/shared_training.py).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,22 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedapa.errors import FedapaError, RunError
 
+if TYPE_CHECKING:
+    from fedapa.rounds.transport import Share
+
 TRIES = 5
+Runs = tuple[Path, ...]  # run folders that one process plays side by side
 ENDS = ("finished", "failed", "elsewhere")
 
 
@@ -34,39 +44,41 @@ class Worker:
     process: BaseProcess
     talk: Connection
     alive: Connection  # never written to; closed when we are gone, which ends the process
-    at: Path | None = None
+    at: Runs = ()  # of its runs, those that have not ended
 
 
-def play(runs: Sequence[Path], workers: int, report: Callable[[Event], None]) -> None:
-    """Play all runs in the given order, ``workers`` at a time; returns when all have ended."""
-    todo = list(reversed(runs))
-    with _workers(min(workers, len(runs))) as pool:
+def play(parts: Sequence[Runs], workers: int, report: Callable[[Event], None]) -> None:
+    """Play all runs in the given order, ``workers`` parts at a time; returns when all have ended."""
+    todo = list(reversed(parts))
+    with _workers(min(workers, len(parts))) as pool:
         for worker in pool:
             _next(worker, todo)
-        while busy := [worker for worker in pool if worker.at is not None]:
+        while busy := [worker for worker in pool if worker.at]:
             ready = wait([worker.talk for worker in busy])
             for worker in busy:
                 if worker.talk in ready:
                     _receive(worker, todo, report)
 
 
-def _receive(worker: Worker, todo: list[Path], report: Callable[[Event], None]) -> None:
+def _receive(worker: Worker, todo: list[Runs], report: Callable[[Event], None]) -> None:
     try:
         event = Event(*worker.talk.recv())
     except (EOFError, ConnectionResetError):
-        assert worker.at is not None
         worker.process.join()
-        report(Event(worker.at, "failed", text=_death(worker.process.exitcode)))
+        for path in worker.at:
+            report(Event(path, "failed", text=_death(worker.process.exitcode)))
         _replace(worker)
         _next(worker, todo)
         return
     report(event)
     if event.what in ENDS:
-        _next(worker, todo)
+        worker.at = tuple(path for path in worker.at if path != event.path)
+        if not worker.at:
+            _next(worker, todo)
 
 
-def _next(worker: Worker, todo: list[Path]) -> None:
-    worker.at = todo.pop() if todo else None
+def _next(worker: Worker, todo: list[Runs]) -> None:
+    worker.at = todo.pop() if todo else ()
     for _ in range(TRIES):
         try:
             worker.talk.send(worker.at)
@@ -89,9 +101,15 @@ def _death(code: int | None) -> str:
 def _serve(talk: Connection, alive: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
-    while (path := talk.recv()) is not None:
+    speaking = threading.Lock()
+
+    def say(*event: Any) -> None:
+        with speaking:
+            talk.send(event)
+
+    while runs := talk.recv():
         try:
-            play_one(path, lambda *event: talk.send(event))
+            play_side_by_side(runs, say)
         except BrokenPipeError:
             return
 
@@ -104,14 +122,38 @@ def _end_with_parent(alive: Connection) -> None:
         os._exit(1)
 
 
-def play_one(path: Path, say: Callable[..., None]) -> None:
+def play_side_by_side(runs: Runs, say: Callable[..., None]) -> None:
+    """Play runs that train alike, a thread each; a single one in this thread."""
+    if len(runs) == 1:
+        play_one(runs[0], say)
+        return
+    from fedapa.config.experiment import assemble, read_config
+    from fedapa.training.engines.choice import one_thread
+    from fedapa.training.engines.shared_training import SharedTraining
+
+    with suppress(Exception):  # data are read once, not once per thread; what is wrong is said by the run
+        assemble(read_config(runs[0]))
+    shared = SharedTraining(len(runs))
+
+    def play(run: int) -> None:
+        try:
+            play_one(runs[run], say, partial(shared.engine, run))
+        finally:
+            shared.leave(run)
+
+    with one_thread(), ThreadPoolExecutor(len(runs)) as threads:
+        for done in [threads.submit(play, run) for run in range(len(runs))]:
+            done.result()
+
+
+def play_one(path: Path, say: Callable[..., None], share: Share | None = None) -> None:
     """Play one run and say what happens; what goes wrong ends this run alone."""
     from fedapa.config.experiment import execute
     from fedapa.store.run_folder import InUse
 
     say(path, "started")
     try:
-        execute(path, lambda log: say(path, "round", log.round + 1), workers=1)
+        execute(path, lambda log: say(path, "round", log.round + 1), workers=1, share=share)
         say(path, "finished")
     except InUse:
         say(path, "elsewhere")
@@ -124,7 +166,6 @@ def play_one(path: Path, say: Callable[..., None]) -> None:
 
 def _leave_trace(path: Path, error: Exception) -> None:
     import traceback
-    from contextlib import suppress
 
     with suppress(OSError), open(path / "log.txt", "a", encoding="utf-8") as file:
         file.writelines(traceback.format_exception(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapa.analysis import collected, result_sets, run_results
-from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single
+from fedapa.config.experiment import config_hash, lay_out, load_data, read_config, run_names, single, training_hash
 from fedapa.config.sections import Config
 from fedapa.errors import InputError, RunError
 from fedapa.store.run_folder import in_use, rounds_done, status
@@ -38,6 +38,7 @@ class Job:
     path: Path
     planned: Planned
     seconds: float  # expected, for all of it
+    trains: str  # config hash of the method without its running mean: runs that share it train alike
 
 
 def is_sweep(folder: Path) -> bool:
@@ -128,8 +129,17 @@ def play(
             report(progress)
 
     on_event(None)
-    play_there([job.path for job in sorted(todo, key=lambda job: -_left(job, share))], on_event)
+    items = together(todo)
+    play_there([tuple(job.path for job in item) for item in sorted(items, key=lambda i: -_left(i[0], share))], on_event)
     return failed
+
+
+def together(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs, those in one list whose runs train alike: METHOD and METHOD+ema of one scenario and seed."""
+    found: dict[tuple[str, int, str], list[Job]] = {}
+    for job in jobs:
+        found.setdefault((job.planned.scenario, job.planned.seed, job.trains), []).append(job)
+    return list(found.values())
 
 
 def _left(job: Job, share: Mapping[Path, float]) -> float:
@@ -138,18 +148,21 @@ def _left(job: Job, share: Mapping[Path, float]) -> float:
 
 def _jobs(out: Path, paths: list[Path], store: Store) -> tuple[list[Job], dict[str, str]]:
     """The runs to execute, and those that are damaged, which must not stop the rest."""
-    plans, guesses = {}, {}
+    plans, guesses, trains = {}, {}, {}
     for path in paths:
         config = read_config(path)
         (method,), (seed,) = config.methods, config.seeds
         name = str(path.relative_to(out))
         plans[name] = Planned(name, "" if path.parent == out else path.parent.name, method, seed, config.run.rounds)
         guesses[name] = (cost.Kind(plans[name].scenario, method), cost.guess(config, method))
+        trains[name] = training_hash(config)
     store.plan(list(plans.values()))
     known = store.runs()
     failed = _catch_up(out, plans, {run["path"]: run["state"] for run in known}, store)
     seconds = cost.expected(guesses, known)
-    return [Job(out / name, plan, seconds[name]) for name, plan in plans.items() if name not in failed], failed
+    return [
+        Job(out / name, plan, seconds[name], trains[name]) for name, plan in plans.items() if name not in failed
+    ], failed
 
 
 def _catch_up(out: Path, plans: Mapping[str, Planned], known: Mapping[str, str], store: Store) -> dict[str, str]:

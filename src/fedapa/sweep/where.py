@@ -9,9 +9,9 @@ from fedapa.errors import InputError, did_you_mean
 from fedapa.rounds.transport import available_cores
 from fedapa.sweep import pool
 from fedapa.sweep.dispatch import Dispatch, Place
-from fedapa.sweep.pool import Event
+from fedapa.sweep.pool import Event, Runs
 
-Play = Callable[[Sequence[Path], Callable[[Event], None]], None]
+Play = Callable[[Sequence[Runs], Callable[[Event], None]], None]
 KINDS = ("here", "ray", "slurm", "ssh")
 HINT = f"choose {', '.join(KINDS)}; see `fedapa sweep --help`"
 
@@ -20,10 +20,10 @@ def player(on: str, jobs: int | None, out: Path) -> Play:
     """Plays runs there, ``jobs`` at a time."""
     kind, words, settings = parse(on)
     if kind == "here":
-        return lambda runs, report: pool.play(runs, jobs or available_cores(), report)
+        return lambda items, report: pool.play(items, jobs or available_cores(), report)
 
-    def play(runs: Sequence[Path], report: Callable[[Event], None]) -> None:
-        if runs:
+    def play(items: Sequence[Runs], report: Callable[[Event], None]) -> None:
+        if runs := [path for item in items for path in item]:
             Dispatch(_places(kind, words, settings, jobs, out, len(runs)), runs).play(report)
 
     return play

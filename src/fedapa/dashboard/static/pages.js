@@ -525,7 +525,7 @@ export function compare(root) {
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
       ], view.rows, { sort: query.get("sort") ?? (score.better === "lower" ? "last" : "-last"), onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
       h("p", { class: "quiet" }, "Intervals and tests are over allocations, at least three; clients of one allocation are counted, not tested. p is adjusted over the methods of a scenario (Holm)."),
-      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios, ${view.ranks.allocations} of the allocations each: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}.`) : null);
+      view.ranks ? h("p", { class: "quiet" }, `Mean ranks over the scenarios, ${view.ranks.allocations} of the allocations each: ${Object.entries(view.ranks.mean_rank).sort((a, b) => a[1] - b[1]).map(([m, r]) => `${named(m)} ${r.toFixed(1)}`).join(", ")}${view.ranks.p == null ? "" : `; Friedman ${sureness(view.ranks.p)}`}${view.ranks.difference == null ? "" : `; less than ${view.ranks.difference.toFixed(1)} apart: not told apart (Nemenyi)`}.`) : null);
   };
 }
 
