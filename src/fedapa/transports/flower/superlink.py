@@ -27,9 +27,10 @@ from typing import Any
 import uvicorn
 from cryptography.exceptions import UnsupportedAlgorithm
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.server.superlink.linkstate.sql_linkstate import NodeModel, NodeStatus, SqlLinkState
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.state.schema.linkstate_models import Node as NodeModel
 from flwr.superlink.cli import flower_superlink
 from sqlalchemy import delete
 from starlette.datastructures import Headers
