@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help docs coverage pictures test-container demo demo-federation test mutants browser test-federation soak tools test-native-asan check lint types tests format bench parity clean
+.PHONY: help docs coverage pictures test-container demo demo-federation test mutants browser test-federation soak load tools test-native-asan check lint types tests system format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -19,7 +19,7 @@ demo: $(READY) ## see it work: Local, FedAvg and FedAPA on handwritten digits
 	$(BIN)/fedapa demo
 
 test: ## all checks and all tests; what needs one core runs beside something else
-	@$(MAKE) --no-print-directory -j 2 lint browser
+	@$(MAKE) --no-print-directory -j 2 lint system
 	@$(MAKE) --no-print-directory -j 2 types tests
 
 tests: $(READY)
@@ -30,11 +30,16 @@ docs: $(READY) ## build the documentation as a site that needs no network: build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
-coverage: check browser ## the same with coverage; fails below the floor of pyproject.toml
+coverage: check system ## the same with coverage; fails below the floor of pyproject.toml
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 mutants: $(READY) ## change the source in hundreds of small ways and see a test fail for each; MUTANTS="--only fedala"
 	$(BIN)/python tests/mutants/mutate.py --workers $(WORKERS) $(MUTANTS)
+
+# apt-get works for one at a time
+system:
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory tools
 
 browser: ## install Debian's Chromium for the tests of pages, where it is missing and may be installed
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \
@@ -54,13 +59,16 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the reverse proxy; ten thousand bad uploads
-	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 3 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 4 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
 
 test-container: $(READY) ## the steps of deploy/Containerfile in a clean environment: build a wheel, look into it, start it
 	FEDAPA_CONTAINER=1 $(BIN)/pytest -n0 tests/test_container.py
 
 soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
 	$(BIN)/python tests/flower/soak.py $(SOAK)
+
+load: $(READY) tools ## a hundred light sites poll through the reverse proxy for ten minutes, nobody may be dropped; LOAD="--train 20"
+	$(BIN)/python tests/flower/load.py $(LOAD)
 
 ASAN_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so.6)
 ASAN = ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(ASAN_PRELOAD)" FEDAPA_NATIVE_PATH=$(CURDIR)/build/asan/lib/fedapa/training/engines/native

@@ -21,16 +21,26 @@ from fedapa.federation.site_store import Store
 from fedapa.store import checkpoint, run_db
 from fedapa.store.run_folder import rounds_done
 from fedapa.transports.flower import server_supervisor, site_supervisor
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 # Tests of real processes: `make test-federation` runs them, and nothing of what `make test` runs anyway.
 REAL = [
     pytest.mark.federation,
     pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation"),
 ]
+
+
+def real_processes(test: Callable[..., None]) -> Callable[..., None]:
+    """The same marks for one test."""
+    for mark in REAL:
+        test = mark(test)
+    return test
+
+
 # Nodes ask and beat often, so that tests need not wait; a real site asks every 3 s and is offline after a minute.
 FAST = {"FEDAPA_NODE_POLL": "0.5", "FEDAPA_NODE_HEARTBEAT": "10"}
 OFFLINE = 20.0  # seconds after which a silent node counts as offline, with FAST
+PATIENCE = 900.0  # seconds for what takes seconds on a quiet machine: no test fails because others are at work
 CONFIG = """methods = ["fedapa"]
 [data]
 source = "digits"
@@ -84,7 +94,7 @@ class Federation:
     def start(self, sites: list[str] = NAMES) -> None:
         self.spawn("coordinator", "start")
         # A node that comes too early ends and is started again, which takes longer than to wait.
-        wait(lambda: all(site.node for site in self.coordinator.members()), 240)
+        wait(lambda: all(site.node for site in self.coordinator.members()))
         self.join(sites)
         self.wait_online(len(sites))
 
@@ -105,7 +115,7 @@ class Federation:
         words = ["coordinator", "status", *([runs] if runs else []), "--format", "json"]
         return json.loads(fedapa(*words, cwd=self.folder).stdout)
 
-    def wait_online(self, count: int, seconds: float = 240) -> None:
+    def wait_online(self, count: int, seconds: float = PATIENCE) -> None:
         """Asked in this process: a command takes seconds to start."""
         control = Control(self.coordinator)
         try:
@@ -148,14 +158,14 @@ class Federation:
                 process.wait()
 
 
-def wait(ready: Callable[[], bool], seconds: float, pause: float = 0.2) -> None:
+def wait(ready: Callable[[], bool], seconds: float = PATIENCE, pause: float = 0.2) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(pause)
 
 
-def wait_for_round(run: Path, rounds: int, seconds: float = 600) -> None:
+def wait_for_round(run: Path, rounds: int, seconds: float = PATIENCE) -> None:
     """Until so many rounds are written down: the next one is then under way."""
     wait(lambda: (run / "run.db").is_file() and rounds_done(run) >= rounds, seconds)
 

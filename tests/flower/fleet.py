@@ -127,10 +127,12 @@ class Clock:
         self.now += seconds
 
 
-def grid(session: Direct, terms: Terms, policy: SitePolicy | None = None) -> RemoteTransport:
+def grid(
+    session: Direct, terms: Terms, policy: SitePolicy | None = None, agreed: Agreed | None = None
+) -> RemoteTransport:
     clock = Clock()
     places = [100 + k for k in range(len(terms.names))]
-    scores = agree(terms).task.objective.scores
+    scores = (agreed or agree(terms)).task.objective.scores
     return RemoteTransport(session, terms, lambda: places, policy, None, scores, clock, clock.sleep)
 
 

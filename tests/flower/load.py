@@ -1,15 +1,18 @@
 """Many light sites that ask for work through the reverse proxy, for minutes: nobody may be dropped.
 
 python tests/flower/load.py --sites 100 --minutes 10
+python tests/flower/load.py --train 20 --rounds 5
 
 Every site is the network half of a SuperNode (Flower's own connection, with our heartbeats) in a thread; none trains.
 The SuperLink and nginx are the real ones. Every few seconds the SuperLink is asked who is offline. Exits with 1 if
-anybody ever was, once all had arrived.
+anybody ever was, once all had arrived. With --train, real sites on this machine train a few rounds instead; each must
+take part in every round, with the bits of one process.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import subprocess
@@ -24,15 +27,16 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from federation import Federation, wait
+from federation import Federation, assert_same, trained, wait
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedapa.federation import processes
 from fedapa.federation.registry import Coordinator
 from fedapa.transports.flower import supernode
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
 
 POLL = 3.0  # seconds, as a real site asks
 EVERY = 5.0  # seconds between two looks at who is online
@@ -64,17 +68,19 @@ class Light(threading.Thread):
                 self.seconds.append(time.monotonic() - began)
 
 
-def offline(coordinator: Coordinator) -> list[str]:
-    control = Control(coordinator)
-    try:
-        return [node.name for node in control.nodes() if node.status != "online"]
-    finally:
-        control.close()
+def offline(control: Control) -> list[str]:
+    return [node.name for node in control.nodes() if node.status != "online"]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process so far."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def sites(folder: Path, names: list[str], minutes: float) -> None:
     """In a process of its own: a part of the sites, until the time is over."""
-    fleet_http_connection.HeartbeatSender = supernode.HeartbeatSender
+    supernode.mend()
     fleet_http_connection.os = SimpleNamespace(kill=lambda *_: None, getpid=lambda: 0)  # a refused one ends alone
     coordinator, stop = Coordinator(folder / "coordinator"), threading.Event()
     found = [Light(folder / "kits" / name, coordinator.ca, coordinator.fleet_address, stop) for name in names]
@@ -96,25 +102,31 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--sites", type=int, default=100)
     asked.add_argument("--minutes", type=float, default=10.0)
+    asked.add_argument("--train", type=int, default=0, help="so many real sites that train, instead of light ones")
+    asked.add_argument("--rounds", type=int, default=5, help="that real sites train")
     asked.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     wanted = asked.parse_args()
     if wanted.part:
         sites(Path(wanted.part[0]), wanted.part[1:], wanted.minutes)
         return 0
+    if wanted.train:
+        train(wanted.train, wanted.rounds)
+        return 0
     names = [f"site-{k:03}" for k in range(wanted.sites)]
     with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
-        federation = Federation(folder, processes.free_port(), names)
+        # Fast tests ask often; here sites ask and say that they are there as often as real ones do.
+        federation = Federation(Path(place), processes.free_port(), names, pace={})
         parts = []
         try:
             federation.spawn("coordinator", "start")
-            wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
-            arriving = (60 + wanted.sites) / 60  # minutes at most
+            wait(lambda: all(site.node for site in federation.coordinator.members()))
+            arriving = (60 + 2 * wanted.sites) / 60  # minutes at most
             for half in (names[::2], names[1::2]):
                 words = [sys.executable, __file__, "--minutes", str(wanted.minutes + arriving), "--part", place, *half]
                 parts.append(subprocess.Popen(words))
-            wait(lambda: not offline(federation.coordinator), 60 * arriving - EVERY)
-            dropped, looks = watch(federation.coordinator, 60 * wanted.minutes)
+            control = Control(federation.coordinator)
+            wait(lambda: not offline(control), 60 * arriving - EVERY, 1.0)
+            dropped, looks = watch(control, 60 * wanted.minutes, federation.superlink())
             print(f"{wanted.sites} sites, {looks} looks, dropped: {dict(dropped) or 'nobody'}")
         finally:
             for part in parts:
@@ -125,16 +137,53 @@ def main() -> int:
     return int(bool(dropped))
 
 
-def watch(coordinator: Coordinator, seconds: float) -> tuple[Counter[str], int]:
+def train(sites: int, rounds: int) -> None:
+    """Real sites, each with its SuperNode and its worker."""
+    names = [f"site-{k:03}" for k in range(sites)]
+    with tempfile.TemporaryDirectory(prefix="fedapa-load-", ignore_cleanup_errors=True) as place:
+        federation, begin = Federation(Path(place), processes.free_port(), names), time.monotonic()
+        try:
+            federation.start(names)
+            arrived = time.monotonic()
+            print(f"{sites} sites online after {arrived - begin:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+            settings = {"data.clients": sites, "run.rounds": rounds, "federation.min_sites": sites}
+            words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+            assert federation.run("train", *words, "--set", "federation.round_timeout=1800.0").wait() == 0
+            memory = [proportional(pid) for name in names for pid in (federation.node(name), federation.worker(name))]
+            run = Path(place) / "train" / "fedapa-seed0"
+            assert trained(run) == [sites] * rounds, trained(run)
+            assert_same(federation, run)
+        finally:
+            federation.close()
+    print(f"{rounds} rounds of {sites} sites in {time.monotonic() - arrived:.0f} s, nobody missing, the same bits")
+    print(f"{sum(memory):.0f} MB for all, {sum(memory) / sites:.0f} MB for a site (shared pages divided)")
+
+
+def proportional(pid: int) -> float:
+    """MB of a process; pages that several share are divided among them."""
+    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
+    return int(line.split()[1]) / 1024
+
+
+def watch(control: Control, seconds: float, superlink: int) -> tuple[Counter[str], int]:
     """Who was offline, in how many looks."""
-    dropped, looks, begin = Counter[str](), 0, time.monotonic()
-    while time.monotonic() - begin < seconds:
-        away = offline(coordinator)
+    dropped, looks, begin, spent = Counter[str](), 0, time.monotonic(), processor_seconds(superlink)
+    told = 0.0
+    while (now := time.monotonic() - begin) < seconds:
+        try:
+            away = offline(control)
+        except httpx.TransportError:  # it is busy
+            time.sleep(EVERY)
+            continue
         dropped.update(away)
-        if looks % 12 == 0:
-            print(f"{time.monotonic() - begin:6.0f} s: {len(away)} offline", flush=True)
         looks += 1
+        if away or now >= told:
+            busy = (processor_seconds(superlink) - spent) / max(now, 1.0)
+            waiting = os.getloadavg()[0]
+            print(f"{now:6.0f} s: {len(away)} offline, SuperLink {busy:.0%} of a core, load {waiting:.1f}", flush=True)
+            told = now + 60
         time.sleep(EVERY)
+    control.close()
     return dropped, looks
 
 

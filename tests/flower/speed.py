@@ -42,7 +42,7 @@ def main() -> None:
         federation = Federation(Path(folder))
         try:
             federation.spawn("coordinator", "start")
-            wait(lambda: all(site.node for site in federation.coordinator.members()), 240)
+            wait(lambda: all(site.node for site in federation.coordinator.members()))
             floor = measure_floor(federation, rounds)
             federation.join(NAMES)
             federation.wait_online(4)

@@ -1,11 +1,9 @@
-"""What befalls one site, over TLS with real processes: a pulled cable, a full disk, slowness, leaving for good.
+"""What befalls one site, over TLS with real processes: a pulled cable, a full disk.
 
 They take minutes, and run in `make test-federation`. Where this machine allows it, all sites come in through the
 reverse proxy, one of them from a network namespace of its own, and another one has a small disk of its own.
 """
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -14,12 +12,11 @@ from subprocess import Popen
 from typing import TypeVar
 
 import pytest
-from federation import OFFLINE, REAL, Federation, absences, assert_same, events, fedapa, trained, wait, wait_for_round
+from federation import OFFLINE, REAL, Federation, absences, assert_same, events, trained, wait, wait_for_round
 from fleet import NAMES
 from hardship import Disk, Network, disk, network
 
 from fedapa.federation import processes, site_status
-from fedapa.federation.enrolment import read_agreement
 from fedapa.transports.flower import server_supervisor
 
 pytestmark = REAL
@@ -74,7 +71,7 @@ def test_a_site_whose_network_is_pulled_mid_round_is_asked_again(federation):
 
 def test_a_site_whose_network_is_away_for_too_long_is_left_out_and_comes_back(federation):
     run, process = pulled(federation, "missed", 7, 5.0)
-    wait(lambda: bool(absences(run)), 300)
+    wait(lambda: bool(absences(run)))
     federation.network.plug()
     assert process.wait(900) == 0
     absent, remote = absences(run), NAMES.index(REMOTE)
@@ -103,7 +100,7 @@ def wait_for_request(federation: Federation, name: str, number: int) -> None:
         told = log.read_bytes()[start:].decode(errors="replace").partition(f", ROUND {number}]")[2]
         return "Received successfully" in told
 
-    wait(asked, 300, 0.02)
+    wait(asked, pause=0.02)
 
 
 def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
@@ -114,7 +111,7 @@ def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
     process = federation.run("full", "--set", "run.rounds=5")
     wait_for_round(run, 1)
     federation.disk.fill()
-    wait(lambda: bool(absences(run)), 120)
+    wait(lambda: bool(absences(run)))
     shown = site_status.read(federation.folder / "kits" / CRAMPED)["fault"]
     federation.disk.free()
     assert process.wait(900) == 0
@@ -126,49 +123,3 @@ def test_a_full_disk_at_a_site_costs_its_rounds_and_nothing_else(federation):
     assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(5)]
     assert_same(federation, run, absent)
     assert not list((federation.folder / "kits" / CRAMPED).rglob("*.part"))
-
-
-def test_a_straggler_is_left_out_and_comes_back(federation):
-    run = federation.folder / "straggler" / "fedavg-seed0"
-    changes = ("--method", "fedavg", "--set", "run.rounds=4", "--set", "federation.round_timeout=15.0")
-    process = federation.run("straggler", *changes)
-    wait_for_round(run, 1)
-    frozen = federation.worker("dune")
-    os.kill(frozen, signal.SIGSTOP)
-    try:
-        wait(lambda: bool(events(run)), 300)
-    finally:
-        os.kill(frozen, signal.SIGCONT)
-    assert process.wait(900) == 0
-    absent = absences(run)
-    assert absent
-    assert {i for _, i in absent} == {3}
-    assert "dune" in events(run)[0][3]
-    assert trained(run) == [4 - sum(t == k for t, _ in absent) for k in range(4)]
-    assert_same(federation, run, absent)
-
-
-def test_sites_come_and_go_while_a_run_is_going(federation):
-    """One is away for a while, one is enrolled in the middle of the run and joins it, one is removed for good."""
-    run = federation.folder / "leaving" / "fedapa-seed0"
-    sets = ("run.rounds=16", "data.clients=5", "federation.rejoin=5.0")
-    process = federation.run("leaving", *(word for change in sets for word in ("--set", change)))
-    wait_for_round(run, 1)
-    fedapa("coordinator", "add-site", "elm", cwd=federation.folder)
-    federation.join(["elm"])
-    fedapa("site", "leave", "kits/amber", cwd=federation.folder)
-    wait(lambda: any(kind == "absent" for _, _, kind, _ in events(run)), 300)
-    federation.join(["amber"])
-    fedapa("coordinator", "remove-site", "dune", cwd=federation.folder)
-    assert process.wait(900) == 0
-    agreement, told = read_agreement(run), {(i, kind) for _, i, kind, _ in events(run)}
-    assert agreement.terms.names == [*NAMES, "elm"]
-    assert 0 < agreement.since[4] < 16
-    assert 0 < agreement.until[3] < 16
-    assert {(4, "joined"), (3, "left"), (0, "absent")} <= told
-    absent = absences(run)
-    assert not [t for t, i in absent if i == 3 and t >= agreement.until[3]]  # nobody waits for it any more
-    assert_same(federation, run, absent)
-    federation.wait_online(4)
-    states = {site["site"]: site["state"] for site in federation.status()["sites"]}
-    assert (states["dune"], states["elm"]) == ("removed", "online")

@@ -4,29 +4,38 @@ They take minutes, and run in `make test-federation`.
 """
 
 import json
-import sqlite3
+import shutil
 import time
-from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from federation import REAL, Federation, assert_same, events, fedapa, kill, trained, wait, wait_for_round
-from fleet import in_process
+from federation import REAL, Federation, assert_same, events, fedapa, kill, trained, wait_for_round
+from fleet import NAMES, in_process
 
+from fedapa.core.tree import digest
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.releases import COUNTED
+from fedapa.federation.site_settings import SiteSettings, write_settings
 from fedapa.store import checkpoint
-from fedapa.transports.flower.session import Control
 
 METHOD = "fedapa+noised"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+METHOD_FILE, TRAINER = EXAMPLES / "my_method.py", f"{EXAMPLES / 'own_trainer.py'}:train"
 pytestmark = REAL
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     made = Federation(tmp_path_factory.mktemp("federation"))
+    shutil.copy(METHOD_FILE, made.folder / "mine.py")
+    for name in NAMES:  # every site has a copy of its own, and allows it
+        copy = made.folder / f"code-of-{name}" / "mine.py"
+        copy.parent.mkdir()
+        shutil.copy(METHOD_FILE, copy)
+        write_settings(made.folder / "kits" / name, SiteSettings(methods=[f"{copy}:HalfWay"], models=[TRAINER]))
     try:
         made.start()
         yield made
@@ -45,6 +54,25 @@ def test_five_methods_have_the_bits_of_one_process(federation):
     shown = federation.status("same")
     assert [row["status"] for row in shown["runs"]] == ["finished"] * 5
     assert all(row["MB"] > 0 and row["after"] > 50 and row["round"] == 5 for row in shown["runs"])
+
+
+def test_a_method_in_a_file_has_the_bits_of_a_run_in_one_process(federation):
+    """By the command line alone: the coordinator's file, a copy of it at every site, TLS."""
+    words = ("--method", "mine.py:HalfWay", "--set", "run.rounds=3")
+    assert federation.run("over", *words).wait(900) == 0
+    run = federation.folder / "over" / "halfway-seed0"
+    assert_same(federation, run)  # every site's own state, too
+    fedapa("run", "fed.toml", *words, "--out", "one", cwd=federation.folder)
+    there, here = (checkpoint.newest(path / "checkpoints") for path in (run, federation.folder / "one" / run.name))
+    assert digest(there.state.server) == digest(here.state.server)
+    assert events(run) == []
+
+
+def test_so_has_a_trainer_in_a_file(federation):
+    assert federation.run("own", "--set", f"training.trainer={TRAINER}", "--set", "run.rounds=2").wait(900) == 0
+    run = federation.folder / "own" / "fedapa-seed0"
+    assert_same(federation, run)
+    assert events(run) == []
 
 
 def test_killed_one_after_another_nothing_is_lost_and_nothing_counted_twice(federation):
@@ -100,28 +128,6 @@ def test_a_curious_coordinator_of_noised_uploads_learns_nothing_about_the_noise(
         predicted = (guess[i] - clean[i]).numpy()
         assert predicted.std() == pytest.approx(0.05, rel=0.1)
         assert abs(np.corrcoef(noise, predicted)[0, 1]) < 5 / len(noise) ** 0.5
-
-
-def test_what_a_killed_coordinator_left_in_the_superlink_is_dropped(federation):
-    """Its run ends when its heartbeat has expired; the next run that starts has the rest deleted."""
-    database = federation.coordinator.database
-
-    def left() -> int:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
-            tables = ("message_ins", "message_res", "objects")
-            return sum(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
-
-    run = federation.folder / "killed" / "fedavg-seed0"
-    process = federation.run("killed", "--method", "fedavg", "--set", "run.rounds=50")
-    wait_for_round(run, 1)
-    wait(lambda: left() > 0, 60, 0.05)
-    kill(process.pid)
-    process.wait()
-    control = Control(federation.coordinator)
-    try:
-        wait(lambda: control.drop_ended_runs() or left() == 0, 90, 1.0)
-    finally:
-        control.close()
 
 
 def first_uploads(terms):

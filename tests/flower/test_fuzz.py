@@ -27,19 +27,26 @@ EXAMPLES = 1112 if os.environ.get("FEDAPA_FUZZ") == "all" else 60
 
 
 class Canned(Direct):
-    """Every site answers to a request to train with a reply that was made before, or with that after tampering."""
+    """Every site answers with a reply that was made before, to a request to train also with that after tampering."""
 
-    def __init__(self, sites, replies, tampered):
-        super().__init__(sites)
-        self.ready, self.tampered = replies, tampered
+    def __init__(self, session, tampered):
+        super().__init__(session.sites)
+        self.ready, self.scores, self.tampered = session.kept, session.scores, tampered
 
     def answer(self, message):
         i = message.metadata.dst_node_id - 100
         if not trains(message):
-            return None if self.tampered.get(i) is silence else super().answer(message)
+            return None if self.tampered.get(i) is silence else self.score(message, i)
         if i in self.tampered:
             return self.tampered[i](message, self.ready[i])
         return Message(self.ready[i], reply_to=message)
+
+    def score(self, message, i):
+        """What the site really scores, computed once for what it starts from and what it is sent."""
+        key = i, message.content["ask"]["digest"], digest(unpack(message.content["down"]))
+        if key not in self.scores:
+            self.scores[key] = super().answer(message).content
+        return Message(self.scores[key], reply_to=message)
 
 
 @lru_cache(maxsize=4)
@@ -52,14 +59,14 @@ def stage(method, folder):
     expected = Expected(agreed.method, agreed.task, sample(terms), Limits(classes=labels))
     session = Recording(make_sites(folder))
     run(terms, agreed, begin, expected, session)
-    alone = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, dict.fromkeys(BAD, silence)))[0]
+    alone = run(terms, agreed, begin, expected, Canned(session, dict.fromkeys(BAD, silence)))[0]
     return terms, agreed, begin, expected, session, digest(alone.server)
 
 
 class Recording(Direct):
     def __init__(self, sites):
         super().__init__(sites)
-        self.kept = {}
+        self.kept, self.scores = {}, {}
 
     def answer(self, message):
         reply = super().answer(message)
@@ -74,7 +81,7 @@ def trains(message):
 
 def run(terms, agreed, begin, expected, session, policy=None):
     usual = SitePolicy(round_timeout=1, quarantine_after=10**9, max_upload_mb=10**6 / 2**20)
-    transport = grid(session, terms, policy or usual)
+    transport = grid(session, terms, policy or usual, agreed)
     logs = []
     context = Context(*agreed[:2], transport, agreed.plan, expected)
     state = loop.run(context, begin[0], lambda log, _: logs.append(log))
@@ -253,9 +260,8 @@ def test_bad_uploads_leave_no_trace(method, tmp_path_factory):
     )  # fmt: skip
     @given(st.tuples(*[tampering() for _ in BAD]))
     def one_round(tampers):
-        state, logs, transport = run(terms, agreed, begin, expected, Canned(
-            session.sites, session.kept, dict(zip(BAD, tampers, strict=True))
-        ))  # fmt: skip
+        canned = Canned(session, dict(zip(BAD, tampers, strict=True)))
+        state, logs, transport = run(terms, agreed, begin, expected, canned)
         assert digest(state.server) == alone, [t.kind for t in tampers]
         assert logs[0].trained == [0]
         assert sorted(event.client for event in logs[0].events) == list(BAD)
@@ -271,11 +277,11 @@ def test_a_class_that_was_not_declared_is_refused(tmp_path):
     counts = {i: unpack(session.kept[i]["up"])["counts"] for i in range(4)}
     declared = [frozenset(counts[i].nonzero().flatten().tolist()) for i in range(4)]
     expected = Expected(*agreed[:2], sample(terms), Limits(classes=declared))
-    _, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
+    _, logs, _ = run(terms, agreed, begin, expected, Canned(session, {}))
     assert logs[0].events == []
     declared[2] = declared[2] - {max(declared[2])}
     expected = Expected(*agreed[:2], sample(terms), Limits(classes=declared))
-    _, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
+    _, logs, _ = run(terms, agreed, begin, expected, Canned(session, {}))
     assert "cedar refused: it counts samples of class" in logs[0].events[0].text
 
 
@@ -310,7 +316,7 @@ def test_refused_uploads_in_a_row_end_in_quarantine(tmp_path):
 
 def test_everyone_in_quarantine_ends_the_run(tmp_path):
     terms, agreed, begin, expected, session, _ = stage("fedavg", tmp_path)
-    transport = grid(Canned(session.sites, session.kept, {}), terms)
+    transport = grid(Canned(session, {}), terms)
     for standing in transport.standings:
         standing.refusals = 3
     with pytest.raises(RunError, match="every site is in quarantine"):
@@ -320,6 +326,6 @@ def test_everyone_in_quarantine_ends_the_run(tmp_path):
 def test_the_stage_is_sound(tmp_path):
     """Untampered, all four are absorbed: what is refused above is refused for what was done to it."""
     terms, agreed, begin, expected, session, alone = stage("fedavg", tmp_path)
-    state, logs, _ = run(terms, agreed, begin, expected, Canned(session.sites, session.kept, {}))
+    state, logs, _ = run(terms, agreed, begin, expected, Canned(session, {}))
     assert logs[0].events == []
     assert digest(state.server) != alone

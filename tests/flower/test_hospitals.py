@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from federation import REAL, Federation
+from federation import Federation, real_processes
 from fleet import Direct
 
 from command import Call
@@ -113,12 +113,6 @@ def federate(folder: Path, configs: dict[str, Path], rounds: int, rest: str) -> 
     finally:
         made.close()
     return folder / "fed" / "fedapa-seed0"
-
-
-def real_processes(test):
-    for mark in REAL:
-        test = mark(test)
-    return test
 
 
 @real_processes

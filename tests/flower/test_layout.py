@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from federation import Federation, wait
+from federation import Federation, real_processes, wait
 from fleet import Direct
 from flwr.common.serde import recorddict_to_proto
 
@@ -239,9 +239,6 @@ def test_every_site_proposes_and_accepts(agreed: Path, fedapa: Call) -> None:
     agreed_schema = fedapa("site", "schema", agreed / "both.toml", "--out", agreed / "agreed.json")
     assert "schema_file" in agreed_schema.err
     assert read_schema(agreed / "agreed.json").columns[2].levels == ("A", "B", "C")
-
-
-real_processes = pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="minutes: make test-federation")
 
 
 @real_processes

@@ -1,4 +1,4 @@
-"""The three hangs that are fixed in Flower's SuperNode, on its real state and store: it must not fall silent."""
+"""The faults that are fixed in Flower's SuperNode, on its real state and store: it must not fall silent."""
 
 import threading
 from types import SimpleNamespace
@@ -7,13 +7,18 @@ import httpx
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 from flwr.app.message import remove_content_from_message
+from flwr.common import constant
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_client, fleet_http_connection
 from flwr.supernode import start_client_internal as flower
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedapa.errors import InputError
@@ -136,6 +141,44 @@ def test_flower_alone_ends_its_heartbeats_for_good():
     sender._thread.join(10)
     assert not sender.is_running
     assert not link.heard.is_set()
+
+
+def heartbeat_timeout(monkeypatch):
+    """Seconds that a heartbeat of Flower's client may take."""
+    found = []
+    monkeypatch.setattr(FleetHttpClient, "_unary_unary", lambda self, **call: found.append(call["timeout"]))
+    FleetHttpClient.__new__(FleetHttpClient).SendNodeHeartbeat(SendNodeHeartbeatRequest())
+    return found[0]
+
+
+@pytest.mark.parametrize("pace", ["10", "30"])
+def test_two_heartbeats_may_be_slow_before_a_site_is_offline(monkeypatch, pace):
+    """14 of 100 sites were offline now and then, and polled meanwhile, because heartbeats took more than 5 s."""
+    monkeypatch.setenv("FEDAPA_NODE_HEARTBEAT", pace)
+    restored(monkeypatch)
+    supernode.mend()
+    longest = heartbeat_timeout(monkeypatch)
+    pause = (float(pace) - constant.HEARTBEAT_CALL_TIMEOUT) * (constant.HEARTBEAT_BASE_MULTIPLIER + 0.1)
+    assert pause + longest + 1.0 + longest < constant.HEARTBEAT_PATIENCE * float(pace)
+    assert longest >= float(pace) / 2
+
+
+def test_flower_alone_gives_up_a_heartbeat_long_before_a_poll(monkeypatch):
+    """Once this fails, the fix is not needed any more."""
+    assert heartbeat_timeout(monkeypatch) == 5
+
+
+def restored(monkeypatch):
+    """What ``mend`` changes is as before after a test."""
+    for module, names in (
+        (flower, ("_pull_and_store_message", "_push_messages", "time")),
+        (fleet_http_connection, ("HeartbeatSender", "HEARTBEAT_DEFAULT_INTERVAL")),
+        (heartbeat, ("HEARTBEAT_DEFAULT_INTERVAL",)),
+        (in_memory_corestate, ("HEARTBEAT_DEFAULT_INTERVAL",)),
+        (fleet_http_client, ("HEARTBEAT_CALL_TIMEOUT",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
 
 
 def test_the_pace_of_a_node_is_a_setting_of_its_site(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -14,25 +15,31 @@ import httpx
 import pytest
 import uvicorn
 from fleet import Direct, config_text, grid, make_sites, over_grid, terms_of
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode.main import create_app
+from flwr.supernode.nodestate import NodeStateFactory
+from hardship import NOBODY, acting_as
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from fedapa.dashboard.server import make_app
+from fedapa.dashboard.server import Server, make_app
 from fedapa.federation import peer, processes
 from fedapa.federation.kit import CA, LOCAL, Kit, write_kit
 from fedapa.federation.registry import Settings, create
 from fedapa.store import atomic_io, run_folder
-from fedapa.transports.flower import site_supervisor, worker
+from fedapa.transports.flower import site_supervisor, superlink, supernode, worker
 from fedapa.transports.flower.superlink import Guard
 
-NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
 @contextmanager
-def served(app: object) -> Iterator[int]:
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))  # type: ignore[arg-type]
+def served(app: object, server: uvicorn.Server | None = None) -> Iterator[int]:
+    """By the SuperLink's own settings, or by a server of one's own."""
+    server = server or uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="off", ws="none", **superlink.SERVER)  # type: ignore[arg-type]
+    )
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -47,25 +54,13 @@ def served(app: object) -> Iterator[int]:
         listener.close()
 
 
-def asked_by(user: int, host: str, port: int, path: str, stays: bool = True) -> str:
-    """The status that another user gets, in a process that becomes them."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.write(write, _status(host, port, path, stays))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as told:
-        answer = told.read().decode()
-    os.waitpid(child, 0)
-    return answer
+def asked_by(user: int, host: str, port: int, path: str, stays: bool = True, header: str = "") -> str:
+    """The status that another user gets."""
+    return acting_as(user, lambda: _status(host, port, path, stays, header))
 
 
-def _status(host: str, port: int, path: str, stays: bool) -> bytes:
-    words = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+def _status(host: str, port: int, path: str, stays: bool, header: str) -> bytes:
+    words = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}Content-Length: 0\r\nConnection: close\r\n\r\n"
     with socket.create_connection((host, port)) as line:
         line.sendall(words.replace("POST / ", "GET / ").encode())
         return line.recv(100).split()[1] if stays else b"gone"
@@ -96,6 +91,46 @@ def test_control_calls_are_for_the_coordinators_user(host: str) -> None:
         "/v1/control/start-run",
         "/v1/control/unregister-node",
     ]
+
+
+@contextmanager
+def somebody_elses_name(port: int) -> Iterator[str]:
+    """A header that names the other end of a connection of ours, which every user can see in the system's table."""
+    with closing(socket.create_connection(("127.0.0.1", port))) as ours:
+        yield f"X-Forwarded-For: 127.0.0.1:{ours.getsockname()[1]}\r\n"
+
+
+@as_root
+def test_a_caller_does_not_become_us_by_naming_a_connection_of_ours() -> None:
+    with served(Guard(link := Recording(), list)) as port, somebody_elses_name(port) as header:
+        assert asked_by(NOBODY, "127.0.0.1", port, "/v1/control/start-run", header=header) == "403"
+    assert link.reached == []
+
+
+@as_root
+def test_nor_does_a_viewer_of_the_page(tmp_path: Path) -> None:
+    app = make_app(tmp_path, checks_user=True)
+    with served(app, Server(app)) as port, somebody_elses_name(port) as header:
+        assert asked_by(NOBODY, "127.0.0.1", port, "/", header=header) == "403"
+        assert asked_by(0, "127.0.0.1", port, "/") == "200"
+
+
+@as_root
+def test_whose_a_connection_is_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of a busy machine is long. The answer belongs to the connection, not to its port."""
+    looks: list[object] = []
+    monkeypatch.setattr(peer, "is_ours", lambda *ends: looks.append(ends) or True)
+    with served(Guard(Recording(), list)) as port, httpx.Client() as client:
+        for _ in range(3):
+            assert client.post(f"http://127.0.0.1:{port}/v1/control/list-runs").status_code == 200
+    assert len(looks) == 1
+    monkeypatch.setattr(peer, "is_ours", lambda *ends: False)
+    callers, ends = peer.Callers(), {"client": ("127.0.0.1", 5), "server": ("127.0.0.1", 6)}
+    assert not callers.is_us(ends)
+    monkeypatch.setattr(peer, "is_ours", lambda *ends: True)
+    assert not callers.is_us(ends)
+    again = ("127.0.0.1", int("5"))  # another connection, from the same port
+    assert callers.is_us({**ends, "client": again})
 
 
 @as_root
@@ -202,6 +237,37 @@ def test_children_keep_their_files_to_themselves(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the SuperNode's own port
+
+
+@as_root
+def test_another_user_hands_the_supernode_no_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower reads all of a body, however large, before it asks for a token."""
+    monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)
+    supernode.guard()
+    config = uvicorn.Config(link := Recording(), log_level="error", lifespan="off", ws="none")
+    with served(link, uvicorn.Server(config)) as port, somebody_elses_name(port) as header:
+        for words in ("", header):
+            assert asked_by(NOBODY, "127.0.0.1", port, "/v1/runtime/push-object", header=words) == "403"
+        assert link.reached == []
+        assert asked_by(0, "127.0.0.1", port, "/v1/runtime/push-object") == "200"
+
+
+def test_flower_alone_reads_a_body_before_it_asks_who_sends_it() -> None:
+    """Once this fails, the guard in front of the SuperNode is needed for connections alone."""
+    parts = [{"type": "http.request", "body": bytes(100), "more_body": left > 0} for left in (2, 1, 0)]
+    app = create_app(state_factory=NodeStateFactory(ObjectStoreFactory()), superexec_auth_secret=bytes(32))
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": (path := "/v1/runtime/push-object")}
+    scope |= {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "https"}
+    scope |= {"headers": [(b"content-type", b"application/protobuf")], "client": ("127.0.0.1", 5), "server": None}
+
+    async def receive() -> dict[str, object]:
+        return parts.pop(0)
+
+    async def send(message: dict[str, object]) -> None:
+        return
+
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    assert parts == []
 
 
 def test_a_stranger_at_the_supernodes_port_is_not_taken_for_it(tmp_path: Path) -> None:

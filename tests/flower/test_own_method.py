@@ -1,13 +1,10 @@
 """A method in a user's file at real sites: allowed by each, run from its own copy, with the bits of the simulation."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from federation import Federation, assert_same, events, fedapa
 from fleet import (
-    NAMES,
     Direct,
     client_digests,
     config_text,
@@ -21,12 +18,10 @@ from fleet import (
 )  # fmt: skip
 
 from fedapa.config.own_code import label_of
-from fedapa.core.tree import digest
 from fedapa.federation import manifest
 from fedapa.federation.site_agent import Site, read_config
 from fedapa.federation.site_settings import SiteSettings, own_copy, write_settings
 from fedapa.plugins import fingerprint
-from fedapa.store import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_method.py"
 
@@ -108,26 +103,3 @@ def test_whose_copy_is_meant():
     for wrong in ("/c/mine.py:Whole", "/c/third.py:HalfWay", "pkg.mod:N", "other.mod:M"):
         assert own_copy(wrong, allowed) is None
     assert own_copy("/c/mine.py:M", ["/a/mine.py:M", "/b/mine.py:M"]) is None  # either could be meant
-
-
-@pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation")
-def test_real_processes_have_the_digests_of_the_simulation(tmp_path):
-    """By the command line alone: the coordinator's file, a copy of it at every site, TLS, and a run in one process."""
-    made = Federation(tmp_path)
-    shutil.copy(EXAMPLE, tmp_path / "mine.py")
-    try:
-        for name in NAMES:
-            copy = tmp_path / f"code-of-{name}" / "mine.py"
-            copy.parent.mkdir()
-            shutil.copy(EXAMPLE, copy)
-            write_settings(tmp_path / "kits" / name, SiteSettings(methods=[f"{copy}:HalfWay"]))
-        made.start()
-        process = made.run("over", "--method", "mine.py:HalfWay", "--set", "run.rounds=3")
-        assert process.wait(900) == 0
-        assert_same(made, tmp_path / "over" / "halfway-seed0")  # every site's own state, too
-    finally:
-        made.close()
-    fedapa("run", "fed.toml", "--method", "mine.py:HalfWay", "--set", "run.rounds=3", "--out", "one", cwd=tmp_path)
-    there, here = (checkpoint.newest(tmp_path / out / "halfway-seed0" / "checkpoints") for out in ("over", "one"))
-    assert digest(there.state.server) == digest(here.state.server)
-    assert events(tmp_path / "over" / "halfway-seed0") == []

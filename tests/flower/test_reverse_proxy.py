@@ -1,39 +1,50 @@
 """Nobody in who does not belong: a real SuperLink behind a real nginx, and everybody whom they must refuse."""
 
+import os
 import shutil
 import ssl
 from base64 import b64encode
 from dataclasses import replace
+from http.client import HTTPSConnection
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from federation import REAL, Federation, fedapa, wait
+from federation import Federation, fedapa, wait
 from fleet import client_digests, in_process, server_digest
 from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.control_pb2 import UnregisterNodeRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    RegisterNodeFleetRequest,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from hardship import NOBODY, acting_as
 from recorder import Call, Recorder
 
 from fedapa.core.tree import digest
-from fedapa.federation import keys, processes
+from fedapa.federation import keys, peer, processes
 from fedapa.federation.enrolment import read_agreement
 from fedapa.federation.kit import read_kit, write_kit
 from fedapa.federation.registry import Coordinator
 from fedapa.federation.remote_transport import _from_record
 from fedapa.store import checkpoint, run_db
 from fedapa.transports.flower import server_supervisor
-from fedapa.transports.flower.session import Control
+from fedapa.transports.flower.control import Control
+from fedapa.transports.flower.session import FlowerSession, build_app
 
-pytestmark = [
-    *REAL,
+pytestmark = [  # also in `make test`: attacks are tried at every change
+    pytest.mark.federation,
     pytest.mark.skipif(
         server_supervisor.find_nginx() is None, reason="nginx is not installed (apt-get install nginx-light)"
     ),
@@ -50,7 +61,7 @@ def house(tmp_path_factory):
         write_kit(kit, replace(read_kit(kit), share=share))
     try:
         made.spawn("coordinator", "start")
-        wait(lambda: all(site.node for site in Coordinator(made.folder / "coordinator").members()), 240, 1.0)
+        wait(lambda: all(site.node for site in Coordinator(made.folder / "coordinator").members()))
         yield made
     finally:
         made.close()
@@ -97,6 +108,11 @@ def activate(client, key):
     )
 
 
+def deactivate(client, node):
+    """A run would wait for a site that is online and does not answer."""
+    client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+
 def node_of(coordinator, name):
     return next(site.node for site in coordinator.members() if site.name == name)
 
@@ -107,6 +123,13 @@ def online(house):
         return {node.name for node in control.nodes() if node.status == "online"}
     finally:
         control.close()
+
+
+def bring(house, *names):
+    """Until these sites are online: tests may run alone, or in any order."""
+    missing = set(names) - online(house)
+    house.join(sorted(missing))
+    wait(lambda: set(names) <= online(house))
 
 
 def post(coordinator, path, **kwargs):
@@ -123,8 +146,7 @@ def is_the_doors(answer):
 
 def test_a_site_works_through_the_reverse_proxy(house):
     """A real SuperNode and its worker: messages and tensors pass both ways."""
-    house.join(["birch"])
-    wait(lambda: "birch" in online(house), 240, 1.0)
+    bring(house, "birch")
     sets = ("run.rounds=2", "federation.min_sites=1", "federation.rejoin=3.0")
     run = house.run("through", "--method", "fedavg", *(word for change in sets for word in ("--set", change)))
     assert run.wait(600) == 0
@@ -140,6 +162,7 @@ def test_an_enrolled_key_comes_in(house, coordinator):
     assert client.SendNodeHeartbeat(
         SendNodeHeartbeatRequest(node=Node(node_id=node_of(coordinator, "amber")), heartbeat_interval=30)
     ).success
+    deactivate(client, node_of(coordinator, "amber"))
 
 
 def test_an_unregistered_key_does_not(coordinator):
@@ -252,10 +275,9 @@ def test_repeated_byte_for_byte_an_upload_changes_nothing(house, coordinator):
     tape.before, tape.after = repeat_all, repeat_at_once
     kit = house.folder / "kits" / "cedar"
     write_kit(kit, replace(read_kit(kit), coordinator=tape.address))
-    house.join(["cedar"])
     try:
-        wait(lambda: {"birch", "cedar"} <= online(house), 240, 1.0)
-        sets = ("run.rounds=2", "data.clients=2", "federation.min_sites=2", "federation.rejoin=60.0")
+        bring(house, "birch", "cedar")
+        sets = ("run.rounds=2", "data.clients=2", "federation.min_sites=2", "federation.rejoin=15.0")
         run = house.run("replayed", *(word for change in sets for word in ("--set", change)))
         assert run.wait(600) == 0
         folder = house.folder / "replayed" / "fedapa-seed0"
@@ -319,6 +341,52 @@ def test_tasks_are_not_handed_out_without_the_secret(coordinator):
 def test_more_than_the_door_takes_is_refused(house, coordinator):
     url = f"https://{coordinator.fleet_address}/v1/fleet/push-object"
     assert httpx.post(url, content=bytes(65 * 2**20), verify=trust(coordinator), timeout=120).status_code == 413
+
+
+def test_a_site_that_somebody_else_unregistered_comes_back_by_itself(house, coordinator):
+    before, control = node_of(coordinator, "amber"), Control(coordinator)
+    control._client.UnregisterNode(UnregisterNodeRequest(node_id=before))
+    control.close()
+    wait(lambda: node_of(coordinator, "amber") != before)
+    key = key_of(house, "amber")
+    client = caller(coordinator, signed(key))
+    assert activate(client, key).node_id == node_of(coordinator, "amber")
+    deactivate(client, node_of(coordinator, "amber"))
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_runs_of_somebody_else_are_skipped(coordinator):
+    """120 of them kept ours from beginning."""
+    control = Control(coordinator)
+    theirs = [control.start_run(build_app()) for _ in range(5)]
+    control.close()
+    session = FlowerSession(coordinator)
+    try:
+        assert TaskIdentity.run_id not in theirs
+        session.nodes()  # raises SessionLost where the run is not ours
+    finally:
+        session.close(False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_local_user_makes_no_control_calls(coordinator):
+    """Not even by naming a connection of ours, as the system's table shows them to everybody."""
+    with httpx.Client(verify=trust(coordinator)) as ours:
+        assert ours.get(f"https://{coordinator.address}/health").status_code == 200
+        far = f":{coordinator.settings.port:04X}"
+        ports = {
+            int(near.rpartition(":")[2], 16) for near, end, _, inode in peer._sockets() if inode and end.endswith(far)
+        }
+        assert ports
+        for header in ({}, *({"X-Forwarded-For": f"127.0.0.1:{port}"} for port in ports)):
+            assert acting_as(NOBODY, lambda header=header: list_runs(coordinator, header)) == "403"
+            assert acting_as(0, lambda header=header: list_runs(coordinator, header)) == "200"
+
+
+def list_runs(coordinator, headers):
+    line = HTTPSConnection(coordinator.address, context=ssl._create_unverified_context(), timeout=60)
+    line.request("POST", "/v1/control/list-runs", b"", {"content-type": "application/protobuf", **headers})
+    return str(line.getresponse().status).encode()
 
 
 def test_a_revoked_site_is_refused(house, coordinator):

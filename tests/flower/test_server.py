@@ -1,5 +1,8 @@
 """The ServerApp over a grid that Flower lends, and what sites say before a run."""
 
+import subprocess
+import sys
+
 import pytest
 from fleet import NAMES, Direct, client_digests, config_text, in_process, make_sites, replace_id, server_digest
 from flwr.app import Context, RecordDict
@@ -158,3 +161,10 @@ def test_sites_whose_data_differ_are_named(tmp_path):
     sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
     with pytest.raises(RunError, match="the data differ in classes: 10 at amber, 11 at cedar"):
         make_agreement(Odd(make_sites(tmp_path)), sites, read_config(config_text()), config_text())
+
+
+def test_the_long_lived_processes_of_a_coordinator_load_no_torch():
+    """It would double their memory, and every start."""
+    modules = "superlink, supernode, control, server_supervisor, site_supervisor"
+    code = f"import sys; from fedapa.transports.flower import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

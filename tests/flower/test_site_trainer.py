@@ -1,13 +1,10 @@
 """A site trains with its own loop where it allowed it: the same bits as in one process."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from federation import Federation, assert_same, events
 from fleet import (
-    NAMES,
     Direct,
     client_digests,
     config_text,
@@ -58,21 +55,3 @@ def test_a_trainer_that_the_site_did_not_allow_is_not_imported(models, tmp_path)
     assert f"the trainer {OWN[:80]} is not allowed at amber" in answer.fault
     assert up is None
     assert "is not allowed at amber" in site.describe(text("fedapa"), "amber").fault
-
-
-@pytest.mark.skipif(os.environ.get("FEDAPA_FEDERATION") != "1", reason="takes minutes: make test-federation")
-def test_between_real_processes(tmp_path):
-    federation = Federation(tmp_path)
-    try:
-        for name in NAMES:
-            write_settings(tmp_path / "kits" / name, SiteSettings(models=[OWN]))
-        federation.start()
-        process = federation.run("own", "--set", f"training.trainer={OWN}", "--set", "run.rounds=2")
-        assert process.wait(900) == 0
-        run = tmp_path / "own" / "fedapa-seed0"
-        assert_same(federation, run)
-        assert events(run) == []
-    finally:
-        federation.close()
-        for process in federation.started:
-            process.wait(60)  # one that had to be killed is still to be reaped

@@ -129,7 +129,7 @@ def start(home: Path, detach: bool) -> None:
         return
     import threading
 
-    threading.Thread(target=_sync_when_up, args=(coordinator,), daemon=True).start()
+    threading.Thread(target=_keep_synced, args=(coordinator,), daemon=True).start()
     supervisor.run()
 
 
@@ -152,7 +152,7 @@ def status(home: Path, runs: Path | None, form: str) -> None:
     """Sites with online state, last round and refusals; the runs under RUNS with round, accuracy and bytes."""
     coordinator = _registry().Coordinator(home)
     from fedapa.federation import overview
-    from fedapa.transports.flower.session import online
+    from fedapa.transports.flower.control import online
 
     found = overview.overview(coordinator, runs, online(coordinator))
     if form == "json":
@@ -229,7 +229,8 @@ def release(name: str, folder: Path, home: Path) -> None:
 def _play(coordinator: Any, runs: list[Path], out: Path, form: str) -> None:
     from fedapa.cli import common
     from fedapa.errors import RunError
-    from fedapa.transports.flower.session import Control, conduct
+    from fedapa.transports.flower.control import Control
+    from fedapa.transports.flower.session import conduct
 
     control = Control(coordinator)
     try:
@@ -267,7 +268,7 @@ def _sync(coordinator: Any) -> None:
 
     if processes.running(coordinator.folder / server_supervisor.PID) is None:
         return
-    from fedapa.transports.flower.session import Control
+    from fedapa.transports.flower.control import Control
 
     control = Control(coordinator)
     try:
@@ -277,18 +278,14 @@ def _sync(coordinator: Any) -> None:
         control.close()
 
 
-def _sync_when_up(coordinator: Any) -> None:
-    from fedapa.transports.flower.session import Control
+def _keep_synced(coordinator: Any) -> None:
+    from fedapa.transports.flower.control import Control
 
-    control = Control(coordinator)
-    while not control.is_up():
-        time.sleep(0.5)
-    control.sync()
-    control.close()
+    Control(coordinator).keep_synced()
 
 
 def _is_synced(coordinator: Any) -> bool:
-    from fedapa.transports.flower.session import Control
+    from fedapa.transports.flower.control import Control
 
     control = Control(coordinator)
     try:

@@ -11,6 +11,13 @@ from torch import Tensor
 from fedapa.errors import InputError
 
 Tree = dict[str, Tensor]
+DTYPES = {  # of messages, by name
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
 
 
 def count_bytes(tree: Mapping[str, Tensor]) -> int:

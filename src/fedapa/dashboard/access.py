@@ -42,7 +42,7 @@ class Gate:
     def __init__(
         self, app: ASGIApp, host: str = "127.0.0.1", token: str | None = None, checks_user: bool = False
     ) -> None:
-        self.app, self.token, self.checks_user = app, token, checks_user
+        self.app, self.token, self.checks_user, self.callers = app, token, checks_user, peer.Callers()
         self.names = None if host in ("0.0.0.0", "::") else LOOPBACK | {host.lower()}
         mark = hashlib.sha256((token or "").encode()).hexdigest()[:8]
         self.cookie = f"fedapa-{mark}"  # servers on other ports have cookies of their own
@@ -71,7 +71,7 @@ class Gate:
 
     def _is_this_user(self, request: Request) -> bool:
         """Without a token the port of this machine is for the user who opened it."""
-        return not self.checks_user or peer.asks_for_itself(request.scope)
+        return not self.checks_user or self.callers.is_us(request.scope)
 
     def _is_host_ours(self, header: str) -> bool:
         try:

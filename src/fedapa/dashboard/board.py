@@ -134,7 +134,7 @@ class Board:
         if self.coordinator is not None and time.monotonic() - self._asked >= SITES_FRESH:
             from fedapa.federation.overview import overview
             from fedapa.federation.registry import Coordinator
-            from fedapa.transports.flower.session import online
+            from fedapa.transports.flower.control import online
 
             with suppress(InputError):  # a damaged run: what was known of the sites stays
                 coordinator = Coordinator(self.coordinator)

@@ -195,7 +195,13 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_level="error", access_log=False, timeout_graceful_shutdown=2, server_header=False, ws="none"
+                app,
+                log_level="error",
+                access_log=False,
+                timeout_graceful_shutdown=2,
+                server_header=False,
+                proxy_headers=False,  # else a caller could name another caller's connection as its own
+                ws="none",
             )
         )
         self._poller: Poller = app.state.poller

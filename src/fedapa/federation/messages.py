@@ -10,23 +10,15 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
 
-import torch
-
-from fedapa.core.tree import Tree
 from fedapa.errors import FedapaError, InputError
+
+if TYPE_CHECKING:  # the SuperLink reads plain values alone, and torch would double its memory
+    from fedapa.core.tree import Tree
 
 T = TypeVar("T")
 LONGEST_TEXT, LONGEST_LIST = 1_000_000, 100_000
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
-    )
-}  # fmt: skip
-
 
 FailureKind = Literal["away", "too large", "unreadable", "failed"]
 

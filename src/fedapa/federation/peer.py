@@ -24,10 +24,27 @@ def is_ours(peer: Address, own: Address) -> bool:
     return not can_tell() or owner(peer, own) in (os.geteuid(), ROOT)
 
 
-def asks_for_itself(scope: Mapping[str, Any]) -> bool:
-    """Does a request, as ASGI describes it, come from this user or from root?"""
-    client, server = scope.get("client"), scope.get("server")
-    return bool(client and server) and is_ours((client[0], client[1]), (server[0], server[1]))  # type: ignore[index]
+class Callers:
+    """Who makes a request, asked once per connection: the table of a machine with many connections is long.
+
+    A server gives every request of a connection the same ``client``, which is kept here: no other one is taken for it.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most, self._known = most, dict[int, tuple[object, bool]]()
+
+    def is_us(self, scope: Mapping[str, Any]) -> bool:
+        """Does a request, as ASGI describes it, come from this user or from root? The server must not take the caller's
+        word for where it comes from (uvicorn's ``proxy_headers``)."""
+        client, server = scope.get("client"), scope.get("server")
+        if client is None or server is None:
+            return False
+        known = self._known.get(id(client))
+        if known is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            known = self._known[id(client)] = client, is_ours((client[0], client[1]), (server[0], server[1]))
+        return known[1]
 
 
 def owner(peer: Address, own: Address) -> int | None:

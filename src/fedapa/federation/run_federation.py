@@ -15,12 +15,13 @@ from fedapa import sinks
 from fedapa.config.experiment import config_hash
 from fedapa.config.load import as_table
 from fedapa.config.sections import Config
+from fedapa.core.tree import DTYPES
 from fedapa.data.federated import target_scale
 from fedapa.data.sources import OWN
 from fedapa.errors import InputError, RunError
 from fedapa.federation import enrolment
 from fedapa.federation.enrolment import NEVER, Agreement, Enrolment, Members, places, read_agreement
-from fedapa.federation.messages import DTYPES, Description, Terms
+from fedapa.federation.messages import Description, Terms
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.remote_transport import POLL, RemoteTransport, Session, SessionLost
 from fedapa.federation.site_agent import agree

@@ -9,8 +9,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedapa.core.tree import Tree, raw
-from fedapa.federation.messages import DTYPES, Failure, FailureKind, Outgoing, Unsound
+from fedapa.core.tree import DTYPES, Tree, raw
+from fedapa.federation.messages import Failure, FailureKind, Outgoing, Unsound
 
 KIND = "fedapa.raw"  # of the bytes: C order, little endian
 MOST_TENSORS, LONGEST_NAME = 10_000, 200

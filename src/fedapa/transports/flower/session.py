@@ -21,14 +21,7 @@ import httpx
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    UnregisterNodeRequest,
-)
+from flwr.common.serde import run_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -38,7 +31,6 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -62,6 +54,7 @@ from fedapa.federation.run_federation import play_over
 from fedapa.rounds.round_log import RoundLog
 from fedapa.simulation import Progress, Result
 from fedapa.store.run_folder import lock
+from fedapa.transports.flower.control import Control
 from fedapa.transports.flower.serialization import AWAY, GARBLED, GIANT, FlowerReply, to_flower
 
 T = TypeVar("T")
@@ -139,64 +132,6 @@ def _noted(progress: Progress | None, folder: Path, note: Callable[..., object])
     return step
 
 
-def online(coordinator: Coordinator) -> dict[int, str] | None:
-    """The state of every node that the SuperLink knows; None if it does not answer."""
-    control = Control(coordinator)
-    try:
-        return {int(node.node_id): str(node.status) for node in control.nodes()}
-    except httpx.HTTPError:
-        return None
-    finally:
-        control.close()
-
-
-class Control:
-    """Administration calls; reachable only on the coordinator's own machine."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator = coordinator
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-cli")
-        self._client = ControlHttpClient.from_server_address(
-            coordinator.address, False, read_ca(coordinator.ca), [version]
-        )
-
-    def is_up(self) -> bool:
-        try:
-            self._client.ListNodes(ListNodesRequest())
-        except httpx.HTTPError:
-            return False
-        return True
-
-    def nodes(self) -> list[Any]:
-        return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
-
-    def sync(self) -> None:
-        """Register exactly the keys of the registry's members at the SuperLink."""
-        known = {bytes(node.public_key): node for node in self.nodes() if node.status != "unregistered"}
-        numbers = {}
-        for site in self.coordinator.members():
-            node = known.pop(site.key.encode(), None)
-            numbers[site.name] = node.node_id if node is not None else self._register(site.key, site.name)
-        for node in known.values():
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-        self.coordinator.note_nodes(numbers)
-
-    def drop_ended_runs(self) -> None:
-        """Have the SuperLink delete what is left of runs that ended, such as uploads that nobody fetched because the
-        coordinator was killed. It does so for every run that it lists."""
-        self._client.ListRuns(ListRunsRequest(limit=100))
-
-    def start_run(self, app: Fab) -> int:
-        self.drop_ended_runs()
-        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(app))).run_id)
-
-    def _register(self, key: str, name: str) -> int:
-        return int(self._client.RegisterNode(RegisterNodeRequest(public_key=key.encode(), name=name)).node_id)
-
-    def close(self) -> None:
-        self._client.close()
-
-
 @dataclass
 class Arriving:
     """A reply whose parts are arriving."""
@@ -220,7 +155,7 @@ class FlowerSession:
     ) -> None:
         self.coordinator, self.say, self.outage, self._app = coordinator, say, outage, app or build_app()
         self.most_bytes = most_bytes
-        self._ca, self._stop = read_ca(coordinator.ca), threading.Event()
+        self._ca, self._stop = coordinator.ca.read_bytes(), threading.Event()
         self._grid: Any = None
         self._arriving: dict[str, Arriving] = {}
         self.renewals = 0
@@ -373,10 +308,6 @@ class FlowerSession:
                 self._grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, RunNotRunningException, RuntimeError):
                 continue  # the next call on the session raises it
-
-
-def read_ca(path: Path) -> bytes:
-    return path.read_bytes()
 
 
 def _seconds(stamp: str) -> float:

@@ -7,6 +7,9 @@ SuperLink, or to root. Where the system does not show the owner of a socket, all
 *Is it signed?* A call of the fleet must carry the signature of an enrolled key before its body is read, so
 strangers cannot fill disk or memory. A key that is used from two addresses, or by a second node for long, raises an
 alarm.
+
+Flower never registers a key again that was unregistered. Here it does: the coordinator's registry alone says which keys
+are members, so a site that somebody else unregistered can come back.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ from typing import Any
 import uvicorn
 from cryptography.exceptions import UnsupportedAlgorithm
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.state.schema.linkstate_models import Node as NodeModel
 from flwr.superlink.cli import flower_superlink
+from sqlalchemy import delete
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,12 +41,16 @@ from fedapa.errors import FedapaError
 from fedapa.federation import audit_log, peer
 from fedapa.federation.registry import Coordinator, Enrolled
 
+_create_node = SqlLinkState.create_node
 FLEET, ACTIVATE = "/v1/fleet/", "/v1/fleet/activate-node"
 ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's processes
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
 STALE = 180.0  # seconds after which a killed node's heartbeat has surely expired: its successor is let in before
 QUIET = 3600.0  # seconds between two alarms about one site
-KEEP_ALIVE = 75  # seconds; longer than the reverse proxy keeps a connection, or it would use one that just closed
+SERVER: dict[str, Any] = {
+    "timeout_keep_alive": 75,  # seconds; longer than the reverse proxy keeps a connection: it would use a closed one
+    "proxy_headers": False,  # else a caller could name another caller's connection as its own
+}
 
 
 class Guard:
@@ -53,7 +63,7 @@ class Guard:
         alarm: Callable[[str, str], None] = lambda site, text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.app, self.members, self.watch = app, members, Watch(alarm, clock)
+        self.app, self.members, self.watch, self.callers = app, members, Watch(alarm, clock), peer.Callers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +73,7 @@ class Guard:
         path = str(scope["path"])
         if path.startswith(FLEET):
             await self._fleet(path, scope, receive, send)
-        elif path == "/health" or peer.asks_for_itself(scope):
+        elif path == "/health" or self.callers.is_us(scope):
             await self.app(scope, receive, send)
         else:
             await _refuse("this call is for the coordinator's own user", 403)(scope, receive, send)
@@ -73,7 +83,7 @@ class Guard:
         if site is None:
             await _refuse("no signature of an enrolled site", 401)(scope, receive, send)
             return
-        address = _address(scope)
+        address = self._address(scope)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -81,6 +91,10 @@ class Guard:
             await send(message)
 
         await self.app(scope, receive, noting)
+
+    def _address(self, scope: Scope) -> str:
+        given = Headers(scope=scope).get(ADDRESS)
+        return given if given and self.callers.is_us(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
@@ -98,11 +112,6 @@ def signer(headers: Headers, members: list[Enrolled]) -> Enrolled | None:
         return site if is_recent and is_signed else None
     except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm):
         return None
-
-
-def _address(scope: Scope) -> str:
-    given = Headers(scope=scope).get(ADDRESS)
-    return given if given and peer.asks_for_itself(scope) else str((scope.get("client") or ("?", 0))[0])
 
 
 def _refuse(text: str, status: int) -> PlainTextResponse:
@@ -174,17 +183,26 @@ def sound_alarm(folder: Path, site: str, text: str) -> None:
         print(error.message, file=sys.stderr, flush=True)
 
 
+def create_node(state: Any, owner_aid: str, owner_name: str, public_key: bytes, *rest: Any, **named: Any) -> int:
+    """Register a key; what is left of it from before it was unregistered is deleted."""
+    is_former = NodeModel.public_key == public_key, NodeModel.status == NodeStatus.UNREGISTERED
+    with state.session() as session:
+        session.execute(delete(NodeModel).where(*is_former))
+    return int(_create_node(state, owner_aid, owner_name, public_key, *rest, **named))
+
+
 def main() -> None:
     """Arguments: the coordinator's folder, then Flower's own."""
     folder = Path(sys.argv.pop(1))
+    state: Any = SqlLinkState
+    state.create_node = create_node
     run: Any = uvicorn.run
 
     def alarm(site: str, text: str) -> None:
         sound_alarm(folder, site, text)
 
     members = remembered(Coordinator(folder))
-    settings = {"timeout_keep_alive": KEEP_ALIVE}
-    uvicorn.run = lambda app, **given: run(Guard(app, members, alarm), **{**given, **settings})
+    uvicorn.run = lambda app, **given: run(Guard(app, members, alarm), **{**given, **SERVER})
     flower_superlink()
 
 

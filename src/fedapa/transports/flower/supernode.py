@@ -1,9 +1,14 @@
-"""A site's SuperNode: Flower's own, with fixes for three hangs that leave a site silent or offline.
+"""A site's SuperNode: Flower's own, with fixes for four faults that leave a site silent or offline.
 
 A SuperNode takes one request at a time, and sends its reply before it polls for the next one. If a run ends while its
 request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies while it hands over
 a reply, the SuperNode waits for the rest without end. If one heartbeat is answered by an error, such as a 500 of a busy
-SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good.
+SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good. A heartbeat that is
+not answered within five seconds counts as lost, while a poll may take thirty: at a busy SuperLink, sites that go on
+polling are offline.
+
+Its local API is for the worker. Flower reads a whole body before it asks for a token, so another user of the machine
+could fill its memory: requests of other users are refused before.
 """
 
 from __future__ import annotations
@@ -14,13 +19,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import uvicorn
 from flwr.supercore import heartbeat
 from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.run import RunNotRunningException
-from flwr.supernode import fleet_http_connection
+from flwr.supernode import fleet_http_client, fleet_http_connection
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.cli import flower_supernode
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedapa.federation import peer
 from fedapa.transports.flower import timing
 
 STALLED = 60.0  # seconds without another part of a reply, from a worker on this machine
@@ -92,7 +101,8 @@ def paced(seconds: float) -> None:
     time.sleep(timing.poll() if seconds == 3 else min(seconds, timing.poll()))
 
 
-def main() -> None:
+def mend() -> None:
+    """Put the fixes and this site's pace into Flower's modules."""
     node: Any = flower
     node._pull_and_store_message, node._push_messages = take, send
     node.time = SimpleNamespace(sleep=paced)
@@ -101,6 +111,35 @@ def main() -> None:
     modules: list[Any] = [fleet_http_connection, heartbeat, in_memory_corestate]
     for module in modules:
         module.HEARTBEAT_DEFAULT_INTERVAL = timing.heartbeat()
+    calls: Any = fleet_http_client
+    # A second try still comes before the site is offline.
+    calls.HEARTBEAT_CALL_TIMEOUT = timing.heartbeat() / 2
+
+
+class OwnUser:
+    """In front of the local API: refuses another user's request before its body is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app, self.callers = app, peer.Callers()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self.app
+        if scope["type"] != "lifespan" and not self.callers.is_us(scope):
+            answer = PlainTextResponse("this port is for the site's own user\n", 403, {"connection": "close"})
+        await answer(scope, receive, send)
+
+
+def guard() -> None:
+    """Put ``OwnUser`` in front of whatever this process serves."""
+    plain: Any = uvicorn.Config
+    server: Any = uvicorn
+    # With proxy headers a caller could name another caller's connection as its own.
+    server.Config = lambda app, **given: plain(OwnUser(app), **{**given, "proxy_headers": False})
+
+
+def main() -> None:
+    mend()
+    guard()
     flower_supernode()
 
 
