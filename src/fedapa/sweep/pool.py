@@ -127,8 +127,10 @@ def play_side_by_side(runs: Runs, say: Callable[..., None]) -> None:
     if len(runs) == 1:
         play_one(runs[0], say)
         return
+    import torch
+
     from fedapa.config.experiment import assemble, read_config
-    from fedapa.training.engines.choice import one_thread
+    from fedapa.core.threads import one_thread
     from fedapa.training.engines.shared_training import SharedTraining
 
     with suppress(Exception):  # data are read once, not once per thread; what is wrong is said by the run
@@ -141,7 +143,8 @@ def play_side_by_side(runs: Runs, say: Callable[..., None]) -> None:
         finally:
             shared.leave(run)
 
-    with one_thread(), ThreadPoolExecutor(len(runs)) as threads:
+    # One thread inside torch, in every thread here, until all have ended: it is one setting for the whole process.
+    with one_thread(), ThreadPoolExecutor(len(runs), initializer=torch.set_num_threads, initargs=(1,)) as threads:
         for done in [threads.submit(play, run) for run in range(len(runs))]:
             done.result()
 
