@@ -43,7 +43,7 @@ NAMES = re.findall(
     worst_client worst_tenth
     gain gain_points gain_low gain_high gain_p_unadjusted gain_round gain_allocations gain_note
     attackers honest attack_points attacker_weight groups_found kib seconds epsilon scores overlap
-    gain_p_adjusted standing behind behind_p""",
+    train_loss test_loss gain_p_adjusted standing behind behind_p""",
 )
 
 

@@ -151,12 +151,13 @@ def test_flower_is_told_to_keep_quiet(tmp_path):
     write_kit(tmp_path, Kit("amber", "fed.example.org:9443"))
     for name in ("site.key", "ca.crt"):
         (tmp_path / name).write_text("x")
-    node, worker = site_supervisor.site_processes(tmp_path).children
+    node, worker, delivery = site_supervisor.site_processes(tmp_path).children
     assert "process" in node.command
     assert "--insecure" not in node.command
     assert processes.QUIET["FLWR_TELEMETRY_ENABLED"] == "0"
     assert processes.QUIET["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert worker.command[1:4] == ["-P", "-m", "fedapa.transports.flower.worker"]
+    assert delivery.process is None  # until a run has ended
 
 
 def test_a_child_that_ends_is_started_again(tmp_path):

@@ -73,8 +73,8 @@ DEFAULTS = {
         "buffer='shared', project_at='send', shared='extractor', order='sequential', top_k=0"
     ),
     "fedapa-exact": (
-        "rule='cut', measure='distance', jump_ratio=3.0, patience=5, level=0.01, sizes='', ridge=0.5, share=0.2, "
-        "row_ema=0.5, server_ema=0.0, per_layer=False, fine_tune=False"
+        "rule='cut', measure='distance', jump_ratio=3.0, patience=5, level=0.01, sizes='', ridge=0.5, top_k=0, "
+        "share=0.2, row_ema=0.5, server_ema=0.0, per_layer=False, fine_tune=False"
     ),
     "fedapa-scored": "holdout=0.1, row_ema=0.5, fine_tune=False",
     "pfedgraph": "alpha=0.8, lam=0.01, same=0.9, sign='toward', over='heard', shared='model', local_steps=0",

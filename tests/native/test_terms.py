@@ -42,7 +42,8 @@ from fedapa.training.engines.native import (
     TrainingCall,
 )
 from fedapa.training.fused import train_fused
-from fedapa.training.local import Job, Split, train
+from fedapa.training.job import Job
+from fedapa.training.local import Split, train
 from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task

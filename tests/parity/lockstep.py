@@ -35,7 +35,8 @@ from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, visit
 from fedapa.training.engines.choice import one_thread
-from fedapa.training.local import Job, Local, Plain, Trained
+from fedapa.training.job import Job, Trained
+from fedapa.training.local import Local, Plain
 from fedapa.training.model import build_model
 from fedapa.training.settings import Training
 from fedapa.training.task import Task

@@ -22,7 +22,7 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.catalogue import make
 from fedapa.training.architectures import factory
-from fedapa.training.local import Job
+from fedapa.training.job import Job
 from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task

@@ -19,7 +19,8 @@ from fedapa.methods.fedavg import FedAvg
 from fedapa.rounds.transport import InProcess, Reply, Request
 from fedapa.training.engines import vmap_engine
 from fedapa.training.engines.vmap_engine import Work, cohorts, pass_together, play_together, schedule, train_together
-from fedapa.training.local import Engine, Job, Local, Loss, Pass, Plain, Trained, outputs, train
+from fedapa.training.job import Job, Loss, Trained
+from fedapa.training.local import Engine, Local, Pass, Plain, outputs, train
 from fedapa.training.model import build_model
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task, proximal, task_loss

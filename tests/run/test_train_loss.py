@@ -15,7 +15,7 @@ from fedapa.core.tree import Tree
 from fedapa.methods.catalogue import make
 from fedapa.store import run_db
 from fedapa.training.engines.native import available
-from fedapa.training.local import LossSum
+from fedapa.training.job import LossSum
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, task_loss
 from fedapa.verify.case import Case

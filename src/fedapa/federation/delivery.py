@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedapa.federation.kit import ENDED, IN_USE
 from fedapa.federation.processes import end_process, python, spawn
-from fedapa.federation.site_result import ENDED, IN_USE
 from fedapa.federation.site_settings import read_settings
 from fedapa.store.atomic_io import write_json
 

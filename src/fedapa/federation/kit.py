@@ -17,6 +17,7 @@ from fedapa.store.atomic_io import write_atomically
 
 KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
 LOCAL = "local"  # folder of the certificate that authenticates the site's own processes
+IN_USE, ENDED = "in-use.safetensors", "ended"  # in the states of a run: the model in use; written with the last answers
 IGNORED = ("data", "models")  # of older kits: the site decides that (site_settings.py)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

@@ -26,7 +26,7 @@ from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.transport import Record, Reply, Request
 from fedapa.store.checkpoint import KEEP
-from fedapa.training.local import LossSum
+from fedapa.training.job import LossSum
 from fedapa.training.task import Task
 
 POLL = 0.5  # seconds between two polls for replies; a node polls for messages every three

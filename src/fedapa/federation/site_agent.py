@@ -34,6 +34,7 @@ from fedapa.data.sites import Own, described
 from fedapa.errors import FedapaError, InputError, RunError
 from fedapa.federation import audit_log, manifest, site_result
 from fedapa.federation.kit import read_kit
+from fedapa.federation.limited_engine import Limited
 from fedapa.federation.messages import (
     Description,
     Disclosed,
@@ -48,7 +49,7 @@ from fedapa.federation.messages import (
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_data import Share, own_data, own_rows, shared_data
 from fedapa.federation.site_result import About
-from fedapa.federation.site_settings import Limited, SiteLimits, own_copy, read_settings
+from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
 from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method

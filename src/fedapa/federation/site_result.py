@@ -25,12 +25,13 @@ from fedapa.data.schema import Schema
 from fedapa.data.site_description import Sites
 from fedapa.errors import FedapaError, InputError
 from fedapa.federation import messages
+from fedapa.federation.kit import ENDED, IN_USE
 from fedapa.federation.messages import Disclosed, Terms, TrainRequest, Unsound
 from fedapa.federation.site_store import Store, reason_of
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 from fedapa.store.checkpoint import read_tree, write_tree
 
-ABOUT, IN_USE, ENDED = "about.json", "in-use.safetensors", "ended"
+ABOUT = "about.json"
 DOWN, WORDS = "down/", "words"
 SITES = TypeAdapter(Sites)
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from fedapa.errors import InputError
 from fedapa.federation.kit import CA, KEY, KIT
 from fedapa.federation.messages import Refused
 from fedapa.store.atomic_io import write_atomically
-from fedapa.training.local import Job, Plain, Trained
 from fedapa.training.settings import Training
 
 M = TypeVar("M", bound=BaseModel)
@@ -43,15 +40,15 @@ class SiteLimits(BaseModel):
         steps = training.epochs * math.ceil(rows / training.batch)
         for is_bad, said in (
             (rows < self.min_rows, f"this site takes part with at least {self.min_rows} train rows and has fewer"),
-            (training.batch < self.min_batch, _too("small", "training.batch", training.batch, self.min_batch)),
-            (training.lr > self.max_lr, _too("large", "training.lr", training.lr, self.max_lr)),
-            (steps > self.max_steps, _too("large", "training.epochs", training.epochs, f"{self.max_steps} steps")),
+            (training.batch < self.min_batch, too("small", "training.batch", training.batch, self.min_batch)),
+            (training.lr > self.max_lr, too("large", "training.lr", training.lr, self.max_lr)),
+            (steps > self.max_steps, too("large", "training.epochs", training.epochs, f"{self.max_steps} steps")),
         ):
             if is_bad:
                 raise Refused(said, "the site can change its limits: fedapa site join KIT --limit NAME=VALUE")
 
 
-def _too(what: str, key: str, value: float, limit: object) -> str:
+def too(what: str, key: str, value: float, limit: object) -> str:
     return f"{key} = {value} is too {what} for this site, whose limit is {limit}"
 
 
@@ -136,25 +133,3 @@ def _validated(kind: type[M], found: Mapping[str, Any], where: str) -> M:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         raise InputError(f"{where}: {name}: {first['msg']}", f"legal: {', '.join(kind.model_fields)}") from None
-
-
-@dataclass(frozen=True)
-class Limited(Plain):
-    """An engine that refuses any training beyond the site's limits, since methods have rates of their own."""
-
-    limits: SiteLimits
-
-    def train(self, job: Job) -> Trained:
-        for name, rate in job.rates.items():
-            if rate > self.limits.max_lr:
-                raise Refused(_too("large", f"the rate of {name}", rate, self.limits.max_lr))
-        return super().train(job._replace(batches=self._counted(job.batches)))
-
-    def _counted(self, batches: Callable[[], Iterator[Tensor]]) -> Callable[[], Iterator[Tensor]]:
-        def counted() -> Iterator[Tensor]:
-            for step, batch in enumerate(batches()):
-                if step == self.limits.max_steps:
-                    raise Refused(f"a training takes more than {self.limits.max_steps} steps, the limit of this site")
-                yield batch
-
-        return counted

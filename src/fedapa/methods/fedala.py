@@ -46,7 +46,8 @@ from fedapa.data.federated import Split
 from fedapa.methods.fedavg import sample_mean, upload
 from fedapa.methods.method import Claims, Method, Role, Roles, When, hyper
 from fedapa.training.fused import MixedHead, in_kernel
-from fedapa.training.local import Local, Loss
+from fedapa.training.job import Loss
+from fedapa.training.local import Local
 from fedapa.training.task import Batch, Task, task_loss
 
 STREAMS = 10_000  # the mixing draws from streams of its own: local training sees the batches that FedAvg's would

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
-from fedapa.training.local import LossSum
+from fedapa.training.job import LossSum
 
 WATCHED_BYTES = 128 * 2**20  # of a run's watched tensors, beside the last round's
 

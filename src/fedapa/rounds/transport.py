@@ -22,7 +22,8 @@ from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
 from fedapa.training.devices import at, data_on, tree_on
 from fedapa.training.engines.vmap_engine import cohorts, play_together
-from fedapa.training.local import Engine, Local, LossSum, Normal, Plain
+from fedapa.training.job import LossSum
+from fedapa.training.local import Engine, Local, Normal, Plain
 from fedapa.training.task import CPU, Task
 
 Share = Callable[[int, int], Engine]  # the engine of a visit, by round and client: shared with other runs

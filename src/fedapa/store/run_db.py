@@ -19,7 +19,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
 from fedapa.rounds.round_log import Event, RoundLog
 from fedapa.store import checksums
-from fedapa.training.local import LossSum
+from fedapa.training.job import LossSum
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = f"""

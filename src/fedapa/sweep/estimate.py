@@ -24,7 +24,8 @@ from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.store.checkpoint import KEEP, LEAST, WORTH
 from fedapa.training.engines.choice import one_thread
-from fedapa.training.local import Job, Pass, Plain, Trained, outputs, train
+from fedapa.training.job import Job, Trained
+from fedapa.training.local import Pass, Plain, outputs, train
 from fedapa.training.model import build_model
 from fedapa.training.task import Task
 

@@ -16,7 +16,8 @@ from fedapa.rounds.loop import Context
 from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request, visit
-from fedapa.training.local import Engine, Job, Plain, Trained, train
+from fedapa.training.job import Job, Trained
+from fedapa.training.local import Engine, Plain, train
 from fedapa.training.task import Task
 
 

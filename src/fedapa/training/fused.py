@@ -9,29 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
 from fedapa.training.engines.native import Kernel, MixingCall, Terms, TrainingCall
+from fedapa.training.job import Job, LossSum, Project, Trained
 from fedapa.training.task import proximal, task_loss
-
-if TYPE_CHECKING:
-    from fedapa.training.local import Job, Project
 
 MODEL = ("theta", "phi")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Found(NamedTuple):
-    """What a training leaves; its cross-entropy, summed over samples: over none where that is not the whole loss."""
-
-    params: Tree  # and carry
-    velocity: Tree
-    loss: float = 0.0
-    samples: int = 0
 
 
 class Way(Protocol):
@@ -40,7 +29,7 @@ class Way(Protocol):
     def fits(self, job: Job) -> bool:
         """Whether it can run this one."""
 
-    def train(self, kernel: Kernel, job: Job) -> Found:
+    def train(self, kernel: Kernel, job: Job) -> Trained:
         """All steps of the training."""
 
 
@@ -54,7 +43,7 @@ def in_kernel(way: Way) -> Callable[[F], F]:
     return mark
 
 
-def train_fused(job: Job) -> Found | None:
+def train_fused(job: Job) -> Trained | None:
     """The whole training in one native call; None if the kernel cannot."""
     kernel, way = job.task.kernel, WAYS.get(job.loss)
     if kernel is None or way is None or job.task.objective.fuses != "cross_entropy":
@@ -87,7 +76,7 @@ class WholeModel:
         terms = self.terms(_all(job))
         return terms.plain or ("theta" in job.params and (terms.mixture is None or "phi" in job.params))
 
-    def train(self, kernel: Kernel, job: Job) -> Found:
+    def train(self, kernel: Kernel, job: Job) -> Trained:
         given, rates, tree, velocity = job.given, job.rates, _all(job), job.velocity
         order, bounds = _batches(job)
         if len(bounds) == 1:
@@ -121,8 +110,8 @@ class WholeModel:
         trained = {"theta": found.theta, "phi": found.phi, self.extra: found.extra}
         moved = {"theta": found.velocity_theta, "phi": found.velocity_phi, self.extra: found.velocity_extra}
         carried = {} if found.mean is None else {self.carry: found.mean}
-        seen = len(order) if self.terms(tree).plain else 0
-        return Found(_of(job, trained) | carried, _of(job, moved), found.loss * seen, seen)
+        seen = len(order) if self.terms(tree).plain else 0  # the kernel tells the cross-entropy, which is the loss then
+        return Trained(_of(job, trained) | carried, _of(job, moved), LossSum(found.loss * seen, seen))
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ class MixedHead:
         alone = job.params.keys() == {self.weights} and job.carry.keys() == {self.carry}
         return alone and job.project is self.project and len(job.params[self.weights]) == job.task.Q
 
-    def train(self, kernel: Kernel, job: Job) -> Found:
+    def train(self, kernel: Kernel, job: Job) -> Trained:
         order, bounds = _batches(job)
         if len(bounds) == 1:
             return _unchanged(job)
@@ -159,7 +148,7 @@ class MixedHead:
             )
         )
         mixed = {self.weights: found.W, self.carry: torch.tensor(found.loss)}
-        return Found(mixed, {self.weights: found.velocity})
+        return Trained(mixed, {self.weights: found.velocity})
 
 
 WAYS: dict[Callable[..., Any], Way] = {task_loss: WholeModel(), proximal: WholeModel()}
@@ -173,9 +162,9 @@ def _of(job: Job, found: dict[str, Tensor | None]) -> Tree:
     return {k: v for k in job.params if (v := found[k]) is not None}
 
 
-def _unchanged(job: Job) -> Found:
+def _unchanged(job: Job) -> Trained:
     """Of a training without a step."""
-    return Found({k: v.clone() for k, v in (job.params | job.carry).items()}, job.velocity)
+    return Trained({k: v.clone() for k, v in (job.params | job.carry).items()}, job.velocity)
 
 
 def _batches(job: Job) -> tuple[Tensor, Tensor]:

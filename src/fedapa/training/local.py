@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,69 +24,13 @@ from fedapa.errors import InputError
 from fedapa.streams import stream, torch_seed
 from fedapa.training import own_trainer
 from fedapa.training.fused import train_fused
+from fedapa.training.job import Held, Job, Loss, LossSum, Project, Rates, Trained, is_half
 from fedapa.training.optimizers import Rule, base_rate, direction, rule_of, schedule_factor, state_of
 from fedapa.training.task import CPU, Batch, Task, proximal, pull, task_loss
 
-Loss = Callable[[Task, Tree, Batch, Tree], Tensor | tuple[Tensor, Tree]]
-Project = Callable[[Tree], Tree]
-Rates = Mapping[str, float]
 EVALUATION_BATCH = 512
 LOSS_SCALE = 2.0**10  # fp16: small gradients would be 0; a power of two changes no digit
 T = TypeVar("T")
-
-
-class Held(NamedTuple):
-    """Held-out samples: ``patience`` epochs of ``every`` steps in which their loss does not fall end a training."""
-
-    data: Split
-    loss: Loss
-    every: int
-    patience: int
-
-
-class Job(NamedTuple):
-    """One call of ``sgd``, complete: all that an engine needs to run it."""
-
-    task: Task
-    loss: Loss
-    params: Tree
-    velocity: Tree  # the optimiser's state: SGD's velocity, or Adam's moments
-    given: Tree
-    carry: Tree
-    data: Split
-    batches: Callable[[], Iterator[Tensor]]
-    rates: Rates
-    rule: Rule
-    clip_norm: float | None
-    project: Project | None
-    pace: Callable[[float], Rates] | None = None  # the rates by the share of the steps that is over
-    held: Held | None = None
-    augment: Callable[[Any, int], Any] | None = None  # the samples of a batch, as its number in the training draws them
-
-    @property
-    def even(self) -> bool:
-        """Every step is like the others, so that an engine may take many of them at once."""
-        return self.pace is None and self.held is None and self.augment is None and not _half(self.task)
-
-
-class LossSum(NamedTuple):
-    """The loss of the batches that were trained on, each before its step: summed over samples, and how many."""
-
-    total: float = 0.0
-    samples: int = 0
-
-    @property
-    def is_known(self) -> bool:
-        return self.samples > 0 and math.isfinite(self.total)
-
-    def plus(self, other: LossSum) -> LossSum:
-        return LossSum(self.total + other.total, self.samples + other.samples)
-
-
-class Trained(NamedTuple):
-    params: Tree  # and what the loss carried
-    velocity: Tree
-    loss: LossSum = LossSum()
 
 
 class Pass(NamedTuple):
@@ -365,7 +308,7 @@ def _as_long(velocity: Tensor, param: Tensor) -> Tensor:
 def train(job: Job) -> Trained:
     """The training loop: the whole training in one native call where the kernel can, else batch by batch."""
     if (done := train_fused(job)) is not None:
-        return Trained(done.params, done.velocity, LossSum(done.loss, done.samples))
+        return done
     task, velocity, carry = job.task, job.velocity, job.carry
     params = {k: v.clone() for k, v in job.params.items()}
     epochs, losses = Epochs(job), list[tuple[Tensor, int]]()
@@ -458,13 +401,9 @@ def gradients(
     return grads, {k: v.detach() for k, v in carry.items()}, told
 
 
-def _half(task: Task) -> bool:
-    return task.training.precision != "float32"
-
-
 def _passes(task: Task) -> Any:
     """Forward passes inside run in the precision of the recipe."""
-    if not _half(task):
+    if not is_half(task):
         return nullcontext()
     dtype = torch.bfloat16 if task.training.precision == "bf16" else torch.float16
     return torch.autocast(task.device.type, dtype)

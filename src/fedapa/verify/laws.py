@@ -22,7 +22,8 @@ from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint
 from fedapa.store.checkpoint import Checkpoint
 from fedapa.training.engines.native import available
-from fedapa.training.local import Local, Loss
+from fedapa.training.job import Loss
+from fedapa.training.local import Local
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 from fedapa.verify.case import ROUNDS, Broken, Case, Outcome, Remembering, Tampering

@@ -16,7 +16,8 @@ from fedapa.data.samples import in_memory
 from fedapa.errors import InputError
 from fedapa.training.engines.native import Kernel, available, shape_of
 from fedapa.training.engines.vmap_engine import train_together
-from fedapa.training.local import Job, train
+from fedapa.training.job import Job
+from fedapa.training.local import train
 from fedapa.training.optimizers import Rule
 from fedapa.training.settings import Engine
 from fedapa.training.split_model import SplitModel

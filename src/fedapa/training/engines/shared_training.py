@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from fedapa.core.tree import digest
-from fedapa.training.local import Engine, Job, Pass, Trained, outputs, train
+from fedapa.training.job import Job, Trained
+from fedapa.training.local import Engine, Pass, outputs, train
 
 T = TypeVar("T")
 Key = tuple[int, int, int]  # round, client, which training of the visit

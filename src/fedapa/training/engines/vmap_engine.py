@@ -21,19 +21,8 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedapa.core.tree import Tree, clone, count_bytes
-from fedapa.training.local import (
-    EVALUATION_BATCH,
-    Engine,
-    Job,
-    Loss,
-    LossSum,
-    Pass,
-    Plain,
-    Trained,
-    clipped,
-    outputs,
-    train,
-)
+from fedapa.training.job import Job, Loss, LossSum, Trained
+from fedapa.training.local import EVALUATION_BATCH, Engine, Pass, Plain, clipped, outputs, train
 from fedapa.training.objective import Classification
 from fedapa.training.optimizers import direction
 from fedapa.training.task import Batch, Task, proximal, pull, task_loss

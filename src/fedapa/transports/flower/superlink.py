@@ -32,7 +32,6 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.state.schema.linkstate_models import Node as NodeModel
 from flwr.superlink.cli import flower_superlink
-from sqlalchemy import delete
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -187,7 +186,7 @@ def create_node(state: Any, owner_aid: str, owner_name: str, public_key: bytes, 
     """Register a key; what is left of it from before it was unregistered is deleted."""
     is_former = NodeModel.public_key == public_key, NodeModel.status == NodeStatus.UNREGISTERED
     with state.session() as session:
-        session.execute(delete(NodeModel).where(*is_former))
+        session.query(NodeModel).filter(*is_former).delete()
     return int(_create_node(state, owner_aid, owner_name, public_key, *rest, **named))
 
 
