@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,16 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.top["out"](x + self.body(x).relu())
         return out
+
+
+def test_threads_that_draw_at_the_same_time_get_the_bits_of_one() -> None:
+    """Clients of a round, and runs side by side, draw their starts in threads, and torch's generator is one for all."""
+    model = build_model("lenet5", (3, 32, 32), 10)
+    alone = [torch.cat(model.init(seed)) for seed in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            together = list(threads.map(lambda seed: torch.cat(model.init(seed)), range(8)))
+            assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
 
 
 def test_any_module_with_a_named_split_point() -> None:

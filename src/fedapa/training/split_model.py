@@ -30,6 +30,8 @@ WHOLE = ""  # the name of the head where the model has none
 FROZEN_SEED = 0  # frozen weights that are not pretrained are drawn once, the same at every site
 RANDOM_LAYERS = ("DropPath", "StochasticDepth")  # of timm and torchvision: they draw like dropout
 
+DRAWING = threading.Lock()  # torch's own generator is one for all threads
+
 
 class SplitModel:
     """An ``nn.Module`` seen as theta and phi; holds no trainable state of its own."""
@@ -169,7 +171,7 @@ class SplitModel:
         return module
 
     def _drawn(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self._build()
 
