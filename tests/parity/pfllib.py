@@ -80,7 +80,8 @@ class Case(NamedTuple):
 
     @property
     def theirs(self) -> str:
-        return f"PFLlib {self.algorithm} {self.arguments}".strip()
+        changed = " ".join(f"{key}={value:g}" for settings in self.changes.values() for key, value in settings.items())
+        return f"PFLlib {self.algorithm} {self.arguments}".strip() + (f" and inside {changed}" if changed else "")
 
     def expected(self, momentum: float) -> dict[str, str]:
         return {**self.reasons, **(dict.fromkeys(self.proximal, NO_MOMENTUM) if momentum else {})}
