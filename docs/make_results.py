@@ -357,14 +357,11 @@ def _table1(experiment: Path) -> list[str]:
     lines = ["## Table 1: who wins", "", *_summary(scenarios, found), ""]
     for name, mine in found.items():
         lines += [f"### {_title(scenarios[name])}", "", *_folded("all methods", _accuracies(scenarios[name], mine)), ""]
-    full = _ranked(experiment)
-    return lines + _ranks(full) + _beside(scenarios, found) + _missing(scenarios, whole)
+    return lines + _ranks(_ranked(scenarios, rows)) + _beside(scenarios, found) + _missing(scenarios, whole)
 
 
-def _ranked(experiment: Path) -> dict[str, Rows]:
+def _ranked(scenarios: dict[str, Config], rows: Rows) -> dict[str, Rows]:
     """The columns that have every method of the paper, all by one version of numbers."""
-    scenarios = load_scenarios(str(experiment))
-    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
     found = {}
     for name, config in scenarios.items():
         mine = [row for row in rows if row.scenario == name]
@@ -425,7 +422,10 @@ def figure(path: Path) -> None:
     """The critical-difference diagram of the columns that are ranked."""
     from fedapa.report import drawing, figures
 
-    ranks = standings.ranks([row for rows in _ranked(EXPERIMENTS / "table1.toml").values() for row in rows])
+    experiment = EXPERIMENTS / "table1.toml"
+    rows = comparison.table(result_sets.from_dicts(_kept(experiment)))
+    columns = _ranked(load_scenarios(str(experiment)), rows)
+    ranks = standings.ranks([row for mine in columns.values() for row in mine])
     if ranks is not None:
         path.write_text(drawing.as_svg(figures.mean_ranks(ranks), path.stem), encoding="utf-8")
 

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from fedapa.core.tree import digest
+from fedapa.core.tree import Tree, digest
+from fedapa.data.federated import Split
 from fedapa.training.job import Job, Trained
 from fedapa.training.local import Engine, Pass, outputs, train
 
@@ -110,12 +111,17 @@ class Visit:
 
 
 def identity(job: Job) -> object:
-    """All that the training depends on; equal where two trainings are the same."""
-    trees = [digest(tree) for tree in (job.params, job.velocity, job.given, job.carry)]
-    data = digest({"y": job.data.y}), len(job.data.y)
+    """Equal where two trainings of runs with the same data and seed, in the same visit, are the same."""
+    trees = [digest(tree) for tree in (job.params, job.velocity, job.given, job.carry, _computed(job.data))]
     local = getattr(job.batches, "args", None)
     options = sorted(job.rates.items()), job.rule, job.clip_norm, job.task.training, job.task.engine, local
-    return trees, data, options, _same(job.loss), _same(job.project), job.held is None
+    return trees, options, _same(job.loss), _same(job.project), job.held is None
+
+
+def _computed(data: Split) -> Tree:
+    """What two runs may differ in: features that a model made. Images as they are stored are the same for both."""
+    is_computed = isinstance(data.x, Tensor) and data.x.is_floating_point()
+    return {"x": data.x, "y": data.y} if is_computed else {"y": data.y}
 
 
 def _same(function: object) -> object:
