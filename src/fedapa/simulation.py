@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedapa.core.scores import LOSS, scores_to_json
+from fedapa.core.threads import one_thread
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.data.samples import blank
@@ -34,7 +35,7 @@ from fedapa.store.run_folder import ClientRow, RunFolder, client_rows
 from fedapa.store.run_settings import SETTINGS, settings_to_json
 from fedapa.training.augment import augmentation
 from fedapa.training.devices import devices_of, server_device
-from fedapa.training.engines.choice import one_thread, with_engine
+from fedapa.training.engines.choice import with_engine
 from fedapa.training.model import Models, build_models
 from fedapa.training.objective import Classification, Objective, Regression
 from fedapa.training.own_trainer import load_trainer, refuse_unheard

@@ -25,6 +25,7 @@ import torch._dynamo  # torch would load it with the first optimizer, and look a
 from torch import Tensor, nn
 
 import fedapa as fa
+from fedapa.core.threads import one_thread
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated, Split
 from fedapa.methods.method import Method
@@ -34,7 +35,6 @@ from fedapa.rounds.loop import Context
 from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, visit
-from fedapa.training.engines.choice import one_thread
 from fedapa.training.job import Job, Trained
 from fedapa.training.local import Local, Plain
 from fedapa.training.model import build_model

@@ -15,13 +15,14 @@ from torch import Tensor
 from fedapa.bench import image_data, plain
 from fedapa.bench.fixtures import MODEL, How, network
 from fedapa.bench.side_by_side import Row, Times, interleaved, ratio, spread, threads, timed
+from fedapa.core.threads import available_cores
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
 from fedapa.rounds.loop import draw
 from fedapa.rounds.round_plan import Plan
-from fedapa.rounds.transport import InProcess, Request, available_cores
+from fedapa.rounds.transport import InProcess, Request
 from fedapa.simulation import make_task, simulate
 from fedapa.training.local import Local
 from fedapa.training.task import Task

@@ -18,7 +18,7 @@ def command(form: str) -> None:
 
 
 def _system() -> list[dict[str, Any]]:
-    from fedapa.rounds.transport import available_cores
+    from fedapa.core.threads import available_cores
     from fedapa.store.file_lock import WINDOWS
     from fedapa.store.run_folder import environment
 

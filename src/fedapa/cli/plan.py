@@ -146,7 +146,7 @@ def _sizes(name: str, parts: Parts) -> dict[str, Any]:
 
 def _seconds(parts: Parts, budget: float, workers: int, known: tuple[float, float] | None) -> float:
     """Of a round; once the budget is spent, from the method before and what both say that they cost beside Local."""
-    from fedapa.rounds.transport import available_cores
+    from fedapa.core.threads import available_cores
     from fedapa.sweep import estimate
 
     method, task, data, plan = parts
@@ -160,7 +160,7 @@ def _memory(found: Sizes, task: Task) -> int:
     """What this process has now, data and libraries, and what the run will make."""
     import resource  # not on Windows
 
-    from fedapa.rounds.transport import available_cores
+    from fedapa.core.threads import available_cores
     from fedapa.sweep import estimate
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

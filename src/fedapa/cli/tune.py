@@ -108,8 +108,8 @@ def run_trials(plan: Plan, out: Path, jobs: int | None, form: str) -> None:
     """Execute the trials with a progress bar, then show them; those that failed are listed at the end."""
     from fedapa.cli import common
     from fedapa.cli.sweep import show_failure
+    from fedapa.core.threads import available_cores
     from fedapa.errors import RunError
-    from fedapa.rounds.transport import available_cores
     from fedapa.tune import tuning
 
     ui.say(budget(plan))

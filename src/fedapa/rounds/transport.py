@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from fedapa.core.threads import available_cores as available_cores
+from fedapa.core.threads import available_cores
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError

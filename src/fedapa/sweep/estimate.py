@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedapa.core.threads import one_thread
 from fedapa.core.tree import Tree, count_bytes
 from fedapa.data.federated import ClientData, Federated
 from fedapa.methods.method import Method
@@ -23,7 +24,6 @@ from fedapa.rounds.round_log import WATCHED_BYTES
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
 from fedapa.store.checkpoint import KEEP, LEAST, WORTH
-from fedapa.training.engines.choice import one_thread
 from fedapa.training.job import Job, Trained
 from fedapa.training.local import Pass, Plain, outputs, train
 from fedapa.training.model import build_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedapa.core.threads import available_cores
 from fedapa.errors import InputError, did_you_mean
-from fedapa.rounds.transport import available_cores
 from fedapa.sweep import pool
 from fedapa.sweep.dispatch import Dispatch, Place
 from fedapa.sweep.pool import Event, Runs

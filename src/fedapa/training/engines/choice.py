@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from fedapa.core.threads import one_thread as one_thread
+from fedapa.core.threads import one_thread
 from fedapa.data.federated import Federated, Split
 from fedapa.data.samples import in_memory
 from fedapa.errors import InputError
