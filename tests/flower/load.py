@@ -146,7 +146,8 @@ def train(sites: int, rounds: int) -> None:
             federation.start(names)
             arrived = time.monotonic()
             print(f"{sites} sites online after {arrived - begin:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
-            settings = {"data.clients": sites, "run.rounds": rounds, "federation.min_sites": sites}
+            settings = {"data.clients": sites, "data.min_train": 20, "run.rounds": rounds}
+            settings["federation.min_sites"] = sites
             words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
             assert federation.run("train", *words, "--set", "federation.round_timeout=1800.0").wait() == 0
             memory = [proportional(pid) for name in names for pid in (federation.node(name), federation.worker(name))]

@@ -65,6 +65,38 @@ def test_whatever_is_changed_is_found(
     assert fedapa("audit", tmp_path).code == 2
 
 
+@pytest.mark.parametrize("kept", [0, 1, 3, 4])
+def test_lines_that_were_cut_off_are_not_hidden_by_the_next_one(kept: int, tmp_path: Path) -> None:
+    made(tmp_path)
+    rewritten(tmp_path, lambda lines: lines[:kept])
+    with pytest.raises(InputError, match=f"ends with line {kept}, audit.head.json says 5"):
+        audit_log.append(tmp_path, "sent", round=5)
+    with pytest.raises(InputError, match=f"ends with line {kept}, audit.head.json says 5"):
+        audit_log.verify(tmp_path)
+
+
+def test_a_log_without_its_head_is_not_continued(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / audit_log.HEAD).unlink()
+    for work in (audit_log.verify, lambda folder: audit_log.append(folder, "sent")):
+        with pytest.raises(InputError, match=r"ends with line 5, .* says 0"):
+            work(tmp_path)
+
+
+def test_a_long_line_is_followed_by_others(tmp_path: Path) -> None:
+    for size in (10, 5_000_000, 70_000, 10):
+        audit_log.append(tmp_path, "agreed", sites=["x" * size])
+    assert audit_log.verify(tmp_path).number == 4
+
+
+def test_a_process_killed_after_its_first_line_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
+    made(tmp_path, 1)
+    (tmp_path / audit_log.HEAD).unlink()
+    audit_log.verify(tmp_path)
+    audit_log.append(tmp_path, "sent")
+    assert audit_log.verify(tmp_path).number == 2
+
+
 def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
     made(tmp_path)
     path, chance = tmp_path / audit_log.LOG, random.Random(0)

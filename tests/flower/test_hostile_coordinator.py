@@ -19,7 +19,7 @@ from fedapa.cli import site_join
 from fedapa.config.load import check, dump
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
-from fedapa.federation import manifest, processes
+from fedapa.federation import manifest, processes, site_settings
 from fedapa.federation.kit import KIT
 from fedapa.federation.messages import Terms, TrainReply, TrainRequest
 from fedapa.federation.site_agent import Site, agree, read_config, shared_data
@@ -105,6 +105,36 @@ def test_every_section_that_is_not_listed_as_harmless_is_pinned() -> None:
         names = [f.name for f in fields(found)] if is_dataclass(found) else type(found).model_fields
         keys = {f"{section}.{key}" for key in names}
         assert keys - pinned.keys() <= {f"run.{key}" for key in manifest.ASIDE["run"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"round": 3}, "asks for round 4, this run has 3"),
+        ({"round": 4, "train": False}, "asks for round 5, this run has 3"),
+        ({"round": -1}, "asks for round 0"),
+        ({"round": 10**30}, "this run has 3"),
+        ({"round": 1, "accepted": -1}, "this run has 3"),
+        ({"client": 1}, "no site amber of number 1"),
+        ({"client": -4}, "no site amber of number -4"),
+        ({"client": 99}, "no site amber of number 99"),
+    ],
+)
+def test_no_round_and_no_number_beyond_the_run(changes: dict[str, int], named: str, tmp_path: Path) -> None:
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    assert asked(site, terms)[0].fault == ""  # what was agreed, is remembered
+    answer, up = site.visit(terms, replace(ask_of(), **changes), sent(terms))
+    assert named in answer.fault
+    assert up is None
+
+
+def test_runs_without_end_are_refused(tmp_path: Path) -> None:
+    """The number of rounds is pinned, but a new run has new rounds, and a new epsilon."""
+    site, runs = replace(pinned_site(tmp_path), limits=SiteLimits(max_runs=2)), ["aa" * 8, "bb" * 8, "cc" * 8]
+    faults = [asked(site, terms_of(mine(), run))[0].fault for run in (*runs, runs[0])]
+    assert (faults[0], faults[1], faults[3]) == ("", "", "")  # a run that is here goes on
+    assert "states of 2 runs, its limit max_runs" in faults[2]
+    assert not site.store.place(runs[2]).exists()
 
 
 def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) -> None:
@@ -224,18 +254,40 @@ def test_a_kit_that_brings_more_than_a_kit_is_refused(
     assert not settings_path(kit).exists()
 
 
-@pytest.mark.parametrize("module", ["httpx", "setup", "socket", "torch"])
-def test_no_module_is_taken_from_the_working_folder(module: str, tmp_path: Path) -> None:
-    (tmp_path / f"{module}.py").write_text("open('planted', 'w').close()\n")
+def test_settings_that_came_with_a_kit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a kit and, beside it, settings that allow code and lift all limits."""
+    kit, started = make_sites(tmp_path)[0], []
+    monkeypatch.setattr(
+        site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: started.append(1))
+    )
+    (tmp_path / "number").write_text("of the coordinator's machine\n")
+    monkeypatch.setattr(site_settings, "MACHINE", tmp_path / "number")
+    write_settings(kit, SiteSettings(models=[f"{kit}/evil.py:net"], limits=ANYTHING))
+    assert CliRunner().invoke(site_join.join, [str(kit)]).exception is None  # at the machine that wrote them
+    (tmp_path / "number").write_text("of the site's machine\n")
+    for words in ([], ["--limit", "min_batch=8"]):
+        refused = CliRunner().invoke(site_join.join, [str(kit), *words]).exception
+        assert isinstance(refused, InputError)
+        assert "was not written by `fedapa site join` on this machine" in refused.message
+    settings_path(kit).unlink()
+    assert CliRunner().invoke(site_join.join, [str(kit)]).exception is None
+    assert read_settings(kit).limits == SiteLimits()
+    assert len(started) == 2
+
+
+def test_no_module_is_taken_from_the_working_folder(tmp_path: Path) -> None:
+    planted = ["httpx", "setup", "socket", "torch"]
+    for module in planted:
+        (tmp_path / f"{module}.py").write_text(f"open('{module} ran', 'w').close()\n")
     for command in (
         processes.python("fedapa.transports.flower.worker"),  # ends at once: it was not told where its site is
         processes.flower("flwr.superlink.cli:flower_superlink", "--help"),
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-        assert not (tmp_path / "planted").exists(), (command, done.stderr[-300:])
-    careless = [sys.executable, "-c", f"import {module}"]
+        assert not list(tmp_path.glob("* ran")), (command, done.stderr[-300:])
+    careless = [sys.executable, "-c", f"import {', '.join(planted)}"]
     subprocess.run(careless, cwd=tmp_path, check=False, timeout=120)
-    assert (tmp_path / "planted").exists()  # what was planted does run where it is found
+    assert len(list(tmp_path.glob("* ran"))) == len(planted)  # what was planted does run where it is found
 
 
 # ------------------------------------------------------------------------------------------ files and words of a site
@@ -255,6 +307,16 @@ def test_a_run_names_no_files_at_a_site(changes: dict[str, dict[str, object]], n
     text = dump(check({"methods": ["fedavg"], "model": {"name": "mlp"}, **changes}))
     fault = Site.open(tmp_path / NAMES[0]).describe(text, NAMES[0]).fault
     assert f"the run's config names files at this site: {named}" in fault
+
+
+def test_a_model_that_is_allowed_takes_no_texts_of_the_coordinators(tmp_path: Path) -> None:
+    """Models of libraries take files, addresses and leave to run code by settings."""
+    make_sites(tmp_path)
+    site = replace(Site.open(tmp_path / NAMES[0]), models=frozenset({"timm:resnet10t"}))
+    raw = {"methods": ["fedavg"], "data": {"source": "digits", "clients": 4, "alpha": 0.5}}
+    model = {"name": "timm:resnet10t", "settings": {"checkpoint_path": "/srv/clinic/model.bin"}}
+    fault = site.describe(dump(check({**raw, "model": model})), NAMES[0]).fault
+    assert "model.settings.checkpoint_path is no number" in fault
 
 
 def clinic(folder: Path, rows: str) -> Site:

@@ -12,7 +12,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from command import Call
 from fedapa.config.experiment import _load_own, lay_out, read_config
-from fedapa.config.load import load
+from fedapa.config.load import dump, load
 from fedapa.core.tree import digest
 from fedapa.data.schema import read_schema
 from fedapa.errors import RunError
@@ -20,6 +20,7 @@ from fedapa.federation import delivery, manifest, site_status
 from fedapa.federation.kit import Kit, write_kit
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.run_federation import play_over
+from fedapa.federation.site_agent import Site
 from fedapa.federation.site_settings import SiteSettings, write_settings
 from fedapa.site.kit_export import deliver_kit
 from fedapa.site.site_model import read_model
@@ -187,6 +188,21 @@ def test_a_dry_run_holds_the_site_to_its_layout(agreed: Path, fedapa: Call) -> N
     (agreed / "fed.toml").write_text(text.replace('"A",', '"A", "Z",'))  # the coordinator asks for one input more
     with pytest.raises(RunError, match="this site's columns or classes are not those of its dry run"):
         play(agreed)
+
+
+def test_a_layout_beside_the_dry_run_tells_nothing_of_the_rows(agreed: Path, fedapa: Call) -> None:
+    """Whether rows fit a layout is an answer about them: one per layout that a coordinator thinks of."""
+    words = ("site", "dry-run", agreed / "south" / "site.toml", "--run", agreed / "fed.toml")
+    assert fedapa(*words, "--out", agreed / "south" / "wire.json").code == 0
+    text, told = (agreed / "fed.toml").read_text(), set()
+    site = Site.open(agreed / "kits" / "south")
+    for codes in ('"Z",', '"A", "Z",'):  # is there a row of ward A?
+        found = site.describe(dump(load(str(agreed / "fed.toml"))), "south")
+        assert found.fault == ""
+        (agreed / "guess.toml").write_text(text.replace('"A",', codes))
+        told.add(site.describe(dump(load(str(agreed / "guess.toml"))), "south").fault)
+    (fault,) = told
+    assert fault.startswith("this site's columns or classes are not those of its dry run")
 
 
 def test_a_run_on_own_data_needs_some(agreed: Path) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from fleet import Direct, config_text, grid, make_sites, over_grid, terms_of
+from fleet import NAMES, Direct, config_text, grid, make_sites, over_grid, terms_of
 from flwr.app import Message
 
+from fedapa.config.load import check, dump
 from fedapa.core.directions import cosines_to_others
 from fedapa.core.tree import Tree
+from fedapa.errors import RunError
+from fedapa.federation import enrolment, run_federation
+from fedapa.federation.enrolment import Agreement
+from fedapa.federation.registry import Enrolled
+from fedapa.federation.run_federation import make_agreement
+from fedapa.federation.site_agent import read_config
 from fedapa.rounds.upload_limits import Limits, change_between
 from fedapa.simulation import Result
 from fedapa.transports.flower.serialization import pack, unpack
@@ -157,3 +165,77 @@ def test_the_opposed_does_not_make_the_honest_look_odd() -> None:
 def test_updates_with_other_tensors_are_not_compared() -> None:
     updates = {i: {"theta": torch.tensor([1.0, 0.1 * i])} for i in range(3)}
     assert Limits(cosine=0.0).find_opposed({**updates, 3: {"head": torch.tensor([-1.0])}, 4: {}}) == {}
+
+
+# ------------------------------------------------------------------------------ what a site says before it sends
+
+NUMBERS = {"data": {"source": "diabetes", "clients": 4, "min_train": 30}, "objective": {"name": "regression"}}
+
+
+class Boasting(Direct):
+    """Amber says other things about its data than are true."""
+
+    def __init__(self, sites: list[Path], **said: object) -> None:
+        super().__init__(sites)
+        self.said = said
+
+    def answer(self, message: Message) -> Message | None:
+        reply = super().answer(message)
+        if message.metadata.dst_node_id == 100 and reply is not None:
+            for name, value in self.said.items():
+                reply.content["description"][name] = value
+        return reply
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_federation, "POLL", 0.0)
+
+
+def agreed_with(folder: Path, text: str, **said: object) -> Agreement:
+    sites = [Enrolled(name, "", k, 100 + k) for k, name in enumerate(NAMES)]
+    return make_agreement(Boasting(make_sites(folder), **said), sites, read_config(text), text)
+
+
+def test_a_site_does_not_outweigh_all_others_by_the_rows_it_declares(tmp_path: Path) -> None:
+    """FedAvg weighs by rows: with a billion of them, an update of normal size would be the model of all."""
+    assert agreed_with(tmp_path, config_text("fedavg")).terms.names == NAMES
+    with pytest.raises(RunError, match=r"site amber says that it has 1000000000 of \d+ training rows") as refused:
+        agreed_with(tmp_path, config_text("fedavg"), train=10**9)
+    assert "federation.max_share" in f"{refused.value.message} {refused.value.hint}"
+    text = config_text("fedavg").replace("max_share = 0.8", "max_share = 1.0")
+    assert agreed_with(tmp_path, text, train=10**9).terms.sizes[0] == 10**9  # it may be true
+
+
+def test_a_late_site_does_not_either(tmp_path: Path) -> None:
+    agreement = agreed_with(tmp_path, config_text("fedavg"))
+    members = enrolment.Enrolment(Direct([]), list, tmp_path, agreement, max_share=0.5)
+    late = agreement.descriptions[0]
+    small, large = replace(late, site="elm"), replace(late, site="elm", train=sum(agreement.terms.sizes) + 1)
+    assert members._fitting(small) == small
+    with pytest.raises(RunError, match="site elm says that it has"):
+        members._fitting(large)
+
+
+FALSE_TARGETS = [
+    [1e300, 1e300, 1e300],  # its square is no number
+    [0.0, 0.0, 0.0],
+    [1e9, 0.0, 0.0],  # more rows than it trains on
+    [None, 1e90, 1e200],
+    [None, 1e6, 1e4],  # no numbers have such a sum and such squares
+    [None, 1e6, 1e14],  # on average beyond the agreed range
+    [None, 0.0, 1e14],  # and these so on average of their squares
+]
+
+
+def test_one_site_does_not_scale_the_numbers_of_all(tmp_path: Path) -> None:
+    raw = {"methods": ["fedavg"], "model": {"name": "mlp"}, "run": {"engine": "torch"}, **NUMBERS}
+    text = dump(check({**raw, "layout": {"label": "progression", "target_range": [0.0, 400.0]}}))
+    honest = agreed_with(tmp_path, text)
+    mean, std = honest.terms.target
+    assert 100 < mean < 200
+    assert 50 < std < 100
+    rows = float(honest.terms.sizes[0])
+    for target in FALSE_TARGETS:
+        with pytest.raises(RunError, match=r"site amber (sent an inconsistent description|has numbers to predict out)"):
+            agreed_with(tmp_path, text, target=[rows if value is None else value for value in target])

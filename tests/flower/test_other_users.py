@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -93,6 +95,16 @@ def test_control_calls_are_for_the_coordinators_user(host: str) -> None:
     ]
 
 
+@as_root
+def test_what_comes_through_the_proxy_is_no_control_call() -> None:
+    """The proxy is a process of the coordinator's user. A path that it reads in another way than the SuperLink does
+    must not be taken for a call of that user."""
+    with served(Guard(link := Recording(), list)) as port:
+        for path in ("/v1/control/start-run", "/v1/control/%2e%2e/fleet/get-run", "/v1/runtime/acquire-task"):
+            assert asked_by(0, "127.0.0.1", port, path, header="X-Real-IP: 203.0.113.7\r\n") == "403"
+    assert link.reached == []
+
+
 @contextmanager
 def somebody_elses_name(port: int) -> Iterator[str]:
     """A header that names the other end of a connection of ours, which every user can see in the system's table."""
@@ -142,6 +154,16 @@ def test_a_caller_that_hangs_up_at_once_is_nobody() -> None:
             asked_by(NOBODY, "127.0.0.1", port, "/v1/control/start-run", stays=False)
         assert asked_by(0, "127.0.0.1", port, "/health") == "200"
     assert link.reached == ["/health"]
+
+
+def test_a_socket_that_was_closed_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without luck: a line of the system's table for a closed socket has the number 0 as user and as inode."""
+    spelled = [peer._spelled((host, port))[0] for host, port in (("127.0.0.1", 4000), ("127.0.0.1", 9091))]
+    monkeypatch.setattr(peer, "TABLES", (tmp_path / "tcp",))
+    for inode, user in ((0, None), (77, 0)):
+        line = f"0: {spelled[0]} {spelled[1]} 04 00000000:00000000 00:00000000 00000000 0 0 {inode}"
+        (tmp_path / "tcp").write_text(f"sl local_address rem_address\n{line}\n")
+        assert peer.owner(("127.0.0.1", 4000), ("127.0.0.1", 9091)) == user
 
 
 def test_where_the_system_does_not_tell_this_machine_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +256,18 @@ def test_children_keep_their_files_to_themselves(tmp_path: Path) -> None:
     child.process.wait()
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
+
+
+def test_children_have_room_for_many_connections(tmp_path: Path) -> None:
+    """Every local user can open connections to a port: with the usual 1,024 they would soon be used up."""
+    log, limits = tmp_path / "log" / "x.log", resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+        processes.spawn([sys.executable, "-c", code], log, tmp_path).wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert int(log.read_text()) == min(processes.MOST_FILES, limits[1])
 
 
 # ------------------------------------------------------------------------------------------ the SuperNode's own port

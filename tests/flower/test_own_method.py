@@ -22,6 +22,7 @@ from fedapa.federation import manifest
 from fedapa.federation.site_agent import Site, read_config
 from fedapa.federation.site_settings import SiteSettings, own_copy, write_settings
 from fedapa.plugins import fingerprint
+from fedapa.site.kit_export import read_kept
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_method.py"
 
@@ -54,13 +55,16 @@ def with_copies(tmp_path, change=lambda text: text):
 
 @pytest.mark.parametrize("name", ["HalfWay", "HalfWay+ema"])
 def test_the_same_bits_as_in_process(tmp_path, coordinators, name):
-    terms = terms_of(text_of(coordinators, name))
-    transport = grid(Direct(with_copies(tmp_path)), terms)
+    terms, kits = terms_of(text_of(coordinators, name)), with_copies(tmp_path)
+    transport = grid(Direct(kits), terms)
     there, here = over_grid(transport, terms), in_process(terms)
     assert server_digest(there) == server_digest(here)
     assert client_digests(there, transport) == client_digests(here)
     assert scores(there.logs) == scores(here.logs)
     assert [event for log in there.logs for event in log.events] == []
+    coordinators.unlink()  # a site makes its model with its own copy, too
+    kept = read_kept(Site.open(kits[0]), None)
+    assert kept.record.keys() == here.records[0].state.keys()
 
 
 def test_what_was_not_allowed_is_refused_and_not_imported(tmp_path, coordinators):
@@ -94,6 +98,21 @@ def test_wire_json_pins_the_code(tmp_path, coordinators):
     coordinators.write_text(coordinators.read_text() + "# another\n")
     with pytest.raises(manifest.Refused, match=r"method\.code"):
         manifest.check_terms(wire, config)
+
+
+def test_wire_json_pins_a_training_loop_by_its_file_whatever_the_folder(tmp_path):
+    for folder in ("coordinator", "site"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "loop.py").write_text("def train(module, data, training, generator): ...\n")
+    configs = [
+        read_config(config_text("fedapa").replace('trainer = ""', f'trainer = "{tmp_path}/{folder}/loop.py:train"'))
+        for folder in ("coordinator", "site")
+    ]
+    wire = manifest.agreement("amber", "fedapa", [], [], terms=manifest.pinned(configs[0]))
+    manifest.check_terms(wire, configs[1])
+    (tmp_path / "site" / "loop.py").write_text("def train(*words): ...\n")
+    with pytest.raises(manifest.Refused, match=r"training\.trainer"):
+        manifest.check_terms(wire, configs[1])
 
 
 def test_whose_copy_is_meant():

@@ -107,6 +107,9 @@ def test_names_that_are_none(coordinator, tmp_path, name):
     ("name = 'a'", "coordinator is missing"), ("nonsense", "is damaged"),
     ("name = 5\ncoordinator = 'x'", "not understood"),
     ("name = 'a'\ncoordinator = 'x'\nshaer = 1", "not understood"), ("name = '../a'\ncoordinator = 'x'", "cannot name"),
+    ("name = 'a'\ncoordinator = '--insecure'", "not host:port"),
+    ("name = 'a'\ncoordinator = 'x:1'\nshare = -1", "not understood"),
+    ('name = "a"\ncoordinator = "x:1\\u001b[2J"', "not host:port"),
 ])  # fmt: skip
 def test_a_damaged_kit_is_told(tmp_path, content, said):
     (tmp_path / "kit.toml").write_text(content)
@@ -277,6 +280,13 @@ def test_a_damaged_registry_is_one_line(coordinator, tmp_path):
     path.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is damaged"):
         coordinator.sites()
+
+
+@pytest.mark.parametrize("content", ['port = "x"', "port = -1", "host = 5", "proxy_port = true", 'host = "\\u001b[2J"'])
+def test_damaged_settings_are_one_line(coordinator, content):
+    (coordinator.folder / "coordinator.toml").write_text(content)
+    with pytest.raises(InputError, match=r"coordinator\.toml is damaged"):
+        Coordinator(coordinator.folder)
 
 
 def test_states_of_old_runs_are_removed_when_asked(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,9 +39,17 @@ def key(folder: Path) -> None:
     help="Config that describes this site's data.",
 )
 @click.option("--share", type=click.IntRange(0), help="Which part of a partitioned data set is this site's.")
-@click.option("--allow-model", "models", multiple=True, metavar="MODULE:FUNCTION", help="A model that runs may use.")
+@click.option(
+    "--allow-model",
+    "models",
+    multiple=True,
+    metavar="FILE.py:NAME",
+    help="A model, training loop, objective or augmentation that runs may use; also MODULE:NAME.",
+)
 @click.option("--allow-method", "methods", multiple=True, metavar="FILE.py:CLASS", help="A method that runs may use.")
-@click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps.")
+@click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps, max_runs."
+)
 @click.option(
     "--deliver/--no-deliver", default=None, help="Make site-model/ by itself when a run has ended; default: yes."
 )
@@ -72,8 +81,9 @@ def join(
         raise InputError(f"{name} has joined already, as process {other}", "`fedapa site leave` ends that")
     site_settings.check_new_kit(kit)
     wanted = site_settings.read_settings(kit).with_limits(limits)
-    given = {"data": data and str(data.absolute()), "share": share, "models": [*models] or None, "deliver": deliver}
-    given["methods"] = [plugins.anchored(method, Path.cwd()) for method in methods] or None
+    given: dict[str, Any] = {"data": data and str(data.absolute()), "share": share, "deliver": deliver}
+    for kind, names in (("models", models), ("methods", methods)):
+        given[kind] = [plugins.anchored(name, Path.cwd()) for name in names] or None
     site_settings.write_settings(
         kit, wanted.model_copy(update={key: value for key, value in given.items() if value is not None})
     )

@@ -2,8 +2,9 @@
 
 One JSON object per line, only ever appended. Every line holds the hash of the line before it, so a line that is
 changed, removed or inserted later breaks the chain. The number and hash of the last line stand in a file of their own:
-a log that was cut off at its end does not fit it. Whoever may write both files can write both anew; against that, keep
-a hash that `fedapa audit` printed somewhere else, and give it back with --expect.
+a log that was cut off at its end does not fit it, and no line is added to such a log, which would hide the cut. Whoever
+may write both files can write both anew; against that, keep a hash that `fedapa audit` printed somewhere else, and give
+it back with --expect.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedapa.store.file_lock import flock
 
 LOG, HEAD, LOCK = "audit.jsonl", "audit.head.json", ".audit.lock"
 START = "0" * 64  # the previous hash in the first line
-TAIL = 1 << 20  # bytes from the end in which the last line begins
+TAIL = 1 << 16  # bytes from the end in which the last line is looked for first
 
 
 class Head(NamedTuple):
@@ -37,7 +38,8 @@ def append(folder: Path, event: str, /, **facts: Any) -> Head:
     """Add one line; it is on the disk when this returns."""
     try:
         with _locked(folder):
-            head = _last(folder / LOG)
+            head, before = _last(folder / LOG)
+            _check_end(folder, head, before)
             row = {"number": head.number + 1, "at": _now(), "event": event, **facts, "before": head.hash}
             new = Head(head.number + 1, _hash(row))
             line = json.dumps({**row, "hash": new.hash}, sort_keys=True) + "\n"
@@ -79,10 +81,7 @@ def verify(folder: Path, expected: str | None = None) -> Head:
     for number, line in enumerate(whole.splitlines(), 1):
         head = _next(path, number, line, head)
         seen.append(head.hash)
-    noted = _noted(folder)
-    is_last = head.number - 1 <= noted.number <= head.number  # killed before it could note the last line
-    if not is_last or seen[noted.number] != noted.hash:
-        raise InputError(f"{path} ends with line {head.number}, {HEAD} says {noted.number}", "lines were cut off")
+    _check_end(folder, head, seen[-2] if head.number else START)
     if expected is not None and expected not in seen:
         raise InputError(f"{path} holds no line with the hash {expected[:64]}", "the log was rewritten since")
     return head
@@ -101,7 +100,17 @@ def _next(path: Path, number: int, line: bytes, before: Head) -> Head:
     return Head(number, stored)
 
 
+def _check_end(folder: Path, last: Head, before: str) -> None:
+    """Does the log end where it was noted to end? A killed process may have left its last line unnoted."""
+    noted = _noted(folder)
+    if noted not in (last, Head(last.number - 1, before)):
+        cut = f"{folder / LOG} ends with line {last.number}, {HEAD} says {noted.number}"
+        raise InputError(cut, "lines were cut off; keep both files for a look, and move them away to start a new log")
+
+
 def _noted(folder: Path) -> Head:
+    if not (folder / HEAD).exists():
+        return Head()
     try:
         found = json.loads((folder / HEAD).read_text(encoding="utf-8"))
         return Head(int(found["number"]), str(found["hash"]))
@@ -109,21 +118,23 @@ def _noted(folder: Path) -> Head:
         raise InputError(f"{folder / HEAD} cannot be read: {error}", "it was removed or damaged") from None
 
 
-def _last(path: Path) -> Head:
-    """Read from the end of the log. A line that a killed process left half-written is removed: nobody saw it."""
+def _last(path: Path) -> tuple[Head, str]:
+    """The last line, and the hash of the one before it. A line that a killed process left half-written is removed:
+    nobody saw it."""
     if not path.is_file():
-        return Head()
+        return Head(), START
     with open(path, "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL))
-        tail = file.read()
+        size, tail, wanted = file.seek(0, os.SEEK_END), b"", TAIL
+        while len(tail) < size and b"\n" not in tail[:-1]:  # a coordinator's terms may be long
+            file.seek(max(0, size - wanted))
+            tail, wanted = file.read(), 8 * wanted
         if not tail.endswith(b"\n"):
             file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
             tail = tail[: tail.rfind(b"\n") + 1]
     lines = tail.splitlines()
     try:
-        row: dict[str, Any] = json.loads(lines[-1]) if lines else Head()._asdict()
-        return Head(int(row["number"]), str(row["hash"]))
+        row: dict[str, Any] = json.loads(lines[-1]) if lines else {**Head()._asdict(), "before": START}
+        return Head(int(row["number"]), str(row["hash"])), str(row["before"])
     except (ValueError, KeyError, TypeError, RecursionError):
         hint = "`fedapa audit` says where; move the log away to start a new one"
         raise RunError(f"{path} is damaged at its end", hint) from None

@@ -24,6 +24,8 @@ from fedapa.store.checkpoint import write_json
 AGREED = "federation.json"
 NEVER = -1
 MOST, MOST_CLASSES = 2**40, 100_000  # samples and classes that a site may say it has
+LARGEST_TARGET = 1e100  # a sum whose square is still a number
+FEWEST = 3  # sites among which one can be called too large
 PATIENCE = 60.0  # seconds after which a question without an answer is asked again
 Members = Callable[[], Sequence[Enrolled]]  # of the federation, now
 
@@ -71,10 +73,16 @@ class Enrolment:
     """The membership of a run with real sites."""
 
     def __init__(
-        self, session: Session, members: Members, folder: Path, agreement: Agreement, is_open: bool = True
+        self,
+        session: Session,
+        members: Members,
+        folder: Path,
+        agreement: Agreement,
+        is_open: bool = True,
+        max_share: float = 1.0,
     ) -> None:
         self.session, self.members_now, self.folder = session, members, folder
-        self.agreement, self.is_open = agreement, is_open
+        self.agreement, self.is_open, self.max_share = agreement, is_open, max_share
         self._asked: dict[str, tuple[Enrolled, float]] = {}  # by message
         self._started: dict[str, float] = {}  # when the node that was asked had come online, by name
         self._answers: dict[str, Description] = {}  # by name
@@ -146,6 +154,12 @@ class Enrolment:
             raise RunError(fault)
         if self.agreement.terms.engine == "native" and not found.native:
             raise RunError("this run uses the native engine, which is not there")
+        both = zip(self.agreement.descriptions, self.agreement.until, strict=True)
+        others = [other for other, until in both if until == NEVER]
+        if found.train > max((other.train for other in others), default=0):
+            fault = oversized([*others, found], self.max_share)
+        if fault:
+            raise RunError(fault)
         return found
 
     def _ask(self) -> None:
@@ -185,6 +199,42 @@ def differ(one: Description, other: Description) -> str:
     return ""
 
 
+def oversized(found: Sequence[Description], most: float) -> str:
+    """Which site says that it has more than this share of all training rows; empty if none does. Methods weigh sites by
+    their rows, and nobody else can count them: a large number would make one site's update the model of all."""
+    total, largest = sum(d.train for d in found), max(found, key=lambda d: d.train)
+    if len(found) < FEWEST or largest.train <= most * total:
+        return ""
+    said = f"site {largest.site} says that it has {largest.train} of {total} training rows"
+    return f"{said}, a larger share than federation.max_share = {most:g}"
+
+
+def outside(found: Sequence[Description], limits: tuple[float, float] | None) -> str:
+    """Which site says that the numbers to predict are beyond the agreed range, on average; empty if none does. They
+    scale the targets of all sites."""
+    if limits is None:
+        return ""
+    (low, high), most = limits, max(map(abs, limits))
+    slack = 1e-9 * most  # of sums
+    for d in found:
+        count, total, squares = d.target or (1.0, low, 0.0)
+        if not low - slack <= total / count <= high + slack or squares / count > (most + slack) ** 2:
+            return f"site {d.site} has numbers to predict outside of the agreed {low:g} to {high:g}"
+    return ""
+
+
+def _is_target(found: Description) -> bool:
+    """Can these be the count, sum and sum of squares of its rows?"""
+    if found.classes:
+        return not found.target
+    if len(found.target) != 3:
+        return False
+    count, total, squares = found.target
+    if count != found.train or max(abs(total), squares) > LARGEST_TARGET:
+        return False
+    return squares * count >= total**2 * (1 - 1e-9)
+
+
 def question(site: Enrolled, text: str) -> Outgoing:
     return Outgoing(site.node, "query", {"question": messages.write(Question(site.name, text))}, {}, 3600.0)
 
@@ -213,7 +263,7 @@ def described_by(site: Enrolled, message: Incoming) -> Description:
             and 0 <= found.test < MOST
             and 0 <= found.validation < MOST
             and 0 <= found.classes <= MOST_CLASSES
-            and len(found.target) == (0 if found.classes else 3)
+            and _is_target(found)
             and all(0 <= label < found.classes for label in found.labels)
         )
     )

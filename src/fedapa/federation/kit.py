@@ -19,6 +19,7 @@ KIT, KEY, CA, SECRET = "kit.toml", "site.key", "ca.crt", "secret"
 LOCAL = "local"  # folder of the certificate that authenticates the site's own processes
 IN_USE, ENDED = "in-use.safetensors", "ended"  # in the states of a run: the model in use; written with the last answers
 IGNORED = ("data", "models")  # of older kits: the site decides that (site_settings.py)
+ADDRESS = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,254}:[0-9]{1,5}")  # host:port, and no option of a program
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -50,11 +51,13 @@ def read_kit(folder: Path) -> Kit:
     known = {f.name: f for f in fields(Kit)}
     found = {key: value for key, value in found.items() if key not in IGNORED}
     for key, value in found.items():
-        kind = int if key == "share" else str
-        if key not in known or not isinstance(value, kind):
+        legal = type(value) is int and value >= 0 if key == "share" else type(value) is str
+        if key not in known or not legal:
             raise InputError(f"{path}: {key} = {value!r} is not understood", f"legal keys: {', '.join(known)}")
     if missing := {"name", "coordinator"} - found.keys():
         raise InputError(f"{path}: {min(missing)} is missing", "ask the coordinator for the kit again")
     kit = Kit(**found)
     check_name(kit.name)
+    if not ADDRESS.fullmatch(kit.coordinator):
+        raise InputError(f"{path}: {kit.coordinator[:80]!r} is not host:port", "ask the coordinator for the kit again")
     return kit

@@ -89,9 +89,21 @@ def pinned(config: Config) -> dict[str, Any]:
     found["run"] = {key: value for key, value in found["run"].items() if key not in ASIDE["run"]}
     found["training"] = asdict(training_of(config, name))
     found["method"] = plain(make(base, **settings))
+    for section, key in (("model", "name"), ("objective", "name"), ("training", "augment"), ("training", "trainer")):
+        found[section][key] = _whatever_its_folder(found[section][key])
     if (own := own_code(base)) is not None:  # another text under the same name is another method
         found["method"]["code"] = fingerprint(own)
     return dict(_flat(json.loads(json.dumps(found))))
+
+
+def _whatever_its_folder(code: Any) -> Any:
+    """Own code in a file by the name and the fingerprint of the file: its folder is another one at every party."""
+    if isinstance(code, dict):
+        return {key: _whatever_its_folder(name) for key, name in code.items()}
+    if isinstance(code, list):
+        return [_whatever_its_folder(name) for name in code]
+    place, _, name = code.rpartition(":")
+    return f"{Path(place).name}:{name} {fingerprint(code)}" if place.endswith(".py") else code
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONSAFEPATH": "1",  # inherited by grandchildren: no module is imported from the working folder
 }
+MOST_FILES = 65_536  # open files and connections of a process, where the system allows so many
 LARGEST_LOG = 10 * 2**20  # bytes; the log before it is kept as well
 SHORTEST, LONGEST = 1.0, 5.0  # seconds before a process is started again
 
@@ -75,16 +76,27 @@ def spawn(command: Sequence[str], log: Path, home: Path, nice: int = 0) -> subpr
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            preexec_fn=partial(_prepare, nice),
+            preexec_fn=partial(_prepare, nice, _more_files()),
             umask=0o077,
         )
 
 
-def _prepare(nice: int) -> None:
+def _prepare(nice: int, more_files: Callable[[], None]) -> None:
     """Children end with a killed supervisor (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     os.nice(nice)
+    more_files()
+
+
+def _more_files() -> Callable[[], None]:
+    """Raises this process's limit on open files: every local user can open connections, 1,024 are soon used up."""
+    import resource  # not on Windows, where nothing is spawned
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    wanted = soft if soft == resource.RLIM_INFINITY else max(soft, most)
+    return partial(resource.setrlimit, resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

@@ -51,11 +51,11 @@ class Coordinator:
         path = folder / SETTINGS
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
-            self.settings = Settings(**{OLD_NAMES.get(key, key): value for key, value in found.items()})
+            self.settings = _sound(Settings(**{OLD_NAMES.get(key, key): value for key, value in found.items()}))
         except OSError as error:
             hint = "`fedapa coordinator init` makes one; --dir names another"
             raise InputError(f"{folder} is not a coordinator's folder: {path.name}: {error.strerror}", hint) from None
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}", "restore it from a copy") from None
 
     @property
@@ -158,6 +158,15 @@ class Coordinator:
             finally:
                 if sites != before:
                     write_json(self.folder / SITES, [asdict(site) for site in sites])
+
+
+def _sound(settings: Settings) -> Settings:
+    ports = settings.port, settings.proxy_port
+    if not all(type(port) is int and 0 <= port < 2**16 for port in ports):
+        raise ValueError(f"ports {ports!r}")
+    if type(settings.host) is not str or not settings.host.isprintable():
+        raise ValueError(f"host {settings.host!r}")
+    return settings
 
 
 def create(folder: Path, settings: Settings, names: list[str], ca: Path | None, ca_key: Path | None) -> Coordinator:

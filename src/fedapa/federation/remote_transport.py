@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from fedapa.core.scores import ACCURACY, Score
+from fedapa.core.summaries import Sums
 from fedapa.core.tree import Tree
 from fedapa.errors import RunError
 from fedapa.federation import messages
 from fedapa.federation.messages import Incoming, Outgoing, Terms, TrainReply, TrainRequest, Unsound
-from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
 from fedapa.rounds.site_policy import SitePolicy
 from fedapa.rounds.transport import Record, Reply, Request

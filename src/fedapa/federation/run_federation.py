@@ -50,11 +50,11 @@ def play_over(
             text = (folder / CONFIG).read_text(encoding="utf-8")
             agreement = make_agreement(session, members(), config, text)
             enrolment.write_agreement(folder, agreement)
-    membership = Enrolment(session, members, folder, agreement, config.federation.late_sites)
+    wanted = config.federation
+    membership = Enrolment(session, members, folder, agreement, wanted.late_sites, wanted.max_share)
     terms, described = agreement.first()
     method, task, plan = agree(terms)
     begin = loop.start(method, task, plan.seed)
-    wanted = config.federation
     labels = [frozenset(found.labels) for found in described]
     sample = torch.zeros(terms.shape, dtype=DTYPES[described[0].dtype])
     limits = Limits(wanted.max_growth, wanted.max_ratio, labels, wanted.min_cosine)
@@ -106,6 +106,10 @@ def make_agreement(session: Session, sites: Sequence[Enrolled], config: Config, 
     for other in found[1:]:
         if difference := enrolment.differ(first, other):
             raise RunError(difference, AGREE if first.layout != other.layout else "")
+    if fault := enrolment.oversized(found, config.federation.max_share):
+        raise RunError(fault, "if it has: raise federation.max_share; otherwise remove the site")
+    if fault := enrolment.outside(found, None if config.layout is None else config.layout.target_range):
+        raise RunError(fault, "ask that site, or remove it")
     engine = config.run.engine
     if engine in ("auto", "vmap"):
         engine = "native" if engine == "auto" and all(d.native for d in found) else "torch"

@@ -59,7 +59,7 @@ from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Reply, Request, reseed, visit
 from fedapa.training.engines.choice import native_kernel
 from fedapa.training.local import Entropy
-from fedapa.training.model import build_models, distinct
+from fedapa.training.model import build_models
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 
@@ -200,6 +200,7 @@ class Site:
         torch.set_num_threads(1)  # as in a simulation, to get the same bits
         self._check_name(ask.site)
         agreed, data = self._agree(terms, ask.client)
+        _check_rounds(ask, agreed.plan)
         train = partial(self._train, terms, ask, down, blank, agreed, data)
         if not ask.train or noise_of(agreed.method) is None:
             return train()
@@ -242,14 +243,18 @@ class Site:
         return self.store.load(run, ask.accepted, ask.digest)
 
     def _agree(self, terms: Terms, client: int) -> tuple[Agreed, ClientData]:
+        mine = list(zip(terms.names, terms.sizes, strict=False))[client : client + 1] if client >= 0 else []
+        if not mine or mine[0][0] != self.name:
+            raise Disclosed(f"the run has no site {self.name} of number {client}")
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
             config = self._checked(terms.config)
+            self.limits.check_runs(self.store, terms.run)
             data = self._data(config)
             self._layout(config)
-            if terms.names[client] != self.name or terms.sizes[client] != len(data.clients[0].train.y):
+            if mine[0][1] != len(data.clients[0].train.y):
                 raise Disclosed("the run knows this site by another number or size; its data changed since it began")
-            mine = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
-            if mine != (terms.classes, terms.shape, terms.mean, terms.std):
+            form = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
+            if form != (terms.classes, terms.shape, terms.mean, terms.std):
                 raise Disclosed("the run expects samples of another format than this site has")
             with _in_words():
                 found = agree(terms, config)
@@ -265,21 +270,52 @@ class Site:
             raise Disclosed(f"this is {self.name}, not {site[:80]}")
 
     def _checked(self, text: str) -> Config:
-        """The run's config, once it asks for nothing that the site did not agree to. A model, an objective, a trainer
-        or a method by name is code: only what the site has allowed is imported."""
+        """The run's config, once it asks for nothing that the site did not agree to."""
         with _in_words():
             config = read_config(text)
-        training = training_of(config, config.methods[0])
-        own = [("model", name) for name in distinct(config.model.name)]
-        own += [("objective", config.objective.name), ("augmentation", training.augment), ("trainer", training.trainer)]
-        for what, name in (*own, ("data source", config.data.source)):
-            if is_own(name) and name not in self.models:
-                hint = "the site can allow it: fedapa site join KIT --allow-model"
-                raise Refused(f"the {what} {name[:80]} is not allowed at {self.name}", hint)
-        config = self._with_own_method(config)
+        texts = [key for key, value in config.model.settings.items() if not isinstance(value, int | float)]
+        if texts and self.wire is None:  # a library's model may take a file or an address by one
+            hint = "write a wire.json: fedapa site dry-run site.toml --run run.toml"
+            raise Refused(f"model.settings.{texts[0][:40]} is no number; {self.name} agreed to no text", hint)
+        config = self.with_own_copies(config)
         if self.wire is not None:
             manifest.check_terms(self.wire, config)
+            if config.layout is not None:  # before a row is read by it: whether rows fit a layout tells about them
+                wanted = agreement.fingerprint(agreement.schema_of(config.layout))
+                manifest.check_layout(self.wire, config.methods[0], wanted)
         return config
+
+    def with_own_copies(self, config: Config) -> Config:
+        """The same config with the site's own copies of code that is not built in. A model, an objective, a trainer or
+        a method by name is code: only what the site has allowed is imported."""
+        self._copy("data source", config.data.source)
+        names = config.model.name
+        if isinstance(names, dict):
+            model: Any = {client: self._copy("model", name) for client, name in names.items()}
+        else:
+            model = self._copy("model", names) if isinstance(names, str) else [self._copy("model", n) for n in names]
+        (method,) = config.methods
+        own, table = config.training, config.method.get(method, {})
+        changed = {
+            "model": config.model.model_copy(update={"name": model}),
+            "objective": config.objective.model_copy(update={"name": self._copy("objective", config.objective.name)}),
+            "training": replace(own, **self._copies({"augment": own.augment, "trainer": own.trainer})),
+        }
+        if "training" in table:
+            changed["method"] = {method: {**table, "training": self._copies(table["training"])}}
+        return self._with_own_method(config.model_copy(update=changed))
+
+    def _copies(self, training: dict[str, Any]) -> dict[str, Any]:
+        kinds = {"augment": "augmentation", "trainer": "trainer"}
+        return {key: self._copy(kinds[key], name) if key in kinds else name for key, name in training.items()}
+
+    def _copy(self, what: str, name: str) -> str:
+        if not is_own(name):
+            return name
+        if (mine := own_copy(name, self.models)) is None:
+            hint = "the site can allow it: fedapa site join KIT --allow-model FILE.py:NAME"
+            raise Refused(f"the {what} {name[-80:]} is not allowed at {self.name}", hint)
+        return mine
 
     def _with_own_method(self, config: Config) -> Config:
         """The same config with the site's own copy of a method that is not built in."""
@@ -304,7 +340,8 @@ class Site:
         except Differs as error:
             raise Withheld(DIFFERS, f"{error.message}. {error.hint}") from error
         training = training_of(config, config.methods[0])
-        self.limits.check(training, len(data.clients[0].train.y))
+        for recipe in (training, *(training.of_client(-1, name) for name in training.by_client or {})):
+            self.limits.check(recipe, len(data.clients[0].train.y))  # whoever's it is: names are the coordinator's
         return data
 
     def own(self, config: Config) -> tuple[Own, int] | None:
@@ -339,6 +376,13 @@ class Site:
         return (
             self.reason if isinstance(error, Disclosed) else f"{type(error).__name__} at this site; its log says more"
         )
+
+
+def _check_rounds(ask: TrainRequest, plan: Plan) -> None:
+    """The number of rounds is agreed; after the last one a site is only asked for scores."""
+    last = plan.rounds - 1 if ask.train else plan.rounds
+    if not (0 <= ask.round <= last and 0 <= ask.accepted <= ask.round + 1):
+        raise Refused(f"the server asks for round {ask.round + 1}, this run has {plan.rounds}")
 
 
 @contextmanager

@@ -6,11 +6,12 @@ folder, in a file that only `fedapa site join` at the site writes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,7 +22,12 @@ from fedapa.federation.messages import Refused
 from fedapa.store.atomic_io import write_atomically
 from fedapa.training.settings import Training
 
+if TYPE_CHECKING:  # a supervisor needs no torch
+    from fedapa.federation.site_store import Store
+
 M = TypeVar("M", bound=BaseModel)
+MACHINE = Path("/etc/machine-id")  # confidential by its own rules, so a hash of it is kept
+CHANGE = "the site can change its limits: fedapa site join KIT --limit NAME=VALUE"
 IN_A_KIT = {KIT, KEY, CA, "site.pub", "wire.json"}  # wire.json can only forbid
 
 
@@ -34,18 +40,26 @@ class SiteLimits(BaseModel):
     min_batch: int = Field(8, ge=1, description="smallest batch")
     max_lr: float = Field(1.0, gt=0, description="largest learning rate")
     max_steps: int = Field(10_000, ge=1, description="most steps of one training")
+    max_runs: int = Field(
+        200, ge=1, description="most runs whose states are here; `fedapa site prune` removes old ones"
+    )
 
     def check(self, training: Training, rows: int) -> None:
         """Refuse a recipe before anything is trained; ``Limited`` holds the methods' own rates and steps to it, too."""
-        steps = training.epochs * math.ceil(rows / training.batch)
+        steps, rate = training.epochs * math.ceil(rows / training.batch), training.highest_rate
         for is_bad, said in (
             (rows < self.min_rows, f"this site takes part with at least {self.min_rows} train rows and has fewer"),
             (training.batch < self.min_batch, too("small", "training.batch", training.batch, self.min_batch)),
-            (training.lr > self.max_lr, too("large", "training.lr", training.lr, self.max_lr)),
+            (rate > self.max_lr, too("large", "training.lr", rate, self.max_lr)),
             (steps > self.max_steps, too("large", "training.epochs", training.epochs, f"{self.max_steps} steps")),
         ):
             if is_bad:
-                raise Refused(said, "the site can change its limits: fedapa site join KIT --limit NAME=VALUE")
+                raise Refused(said, CHANGE)
+
+    def check_runs(self, store: Store, run: str) -> None:
+        """Refuse one run more: every run asks anew, with weights of its choice, and leaves states on this disk."""
+        if not store.place(run).exists() and len(store.runs()) >= self.max_runs:
+            raise Refused(f"this site keeps the states of {self.max_runs} runs, its limit max_runs", CHANGE)
 
 
 def too(what: str, key: str, value: float, limit: object) -> str:
@@ -56,10 +70,11 @@ class SiteSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     data: str = Field("", description="a config at the site whose [data] or [sites] counts, instead of the run's")
     share: int | None = Field(None, ge=0, description="which share of the data, instead of the kit's")
-    models: list[str] = Field(default_factory=list, description="package.module:function that runs may use")
+    models: list[str] = Field(default_factory=list, description="file.py:NAME or package.module:NAME that runs may use")
     methods: list[str] = Field(default_factory=list, description="file.py:Class at this site that runs may use")
     limits: SiteLimits = SiteLimits()
     deliver: bool = Field(True, description="make site-model/ when a run has ended")
+    machine: str = Field("", description="mark of the machine where `site join` wrote this")
 
     def with_limits(self, changes: Iterable[str]) -> SiteSettings:
         """The same with ``name=value`` limits."""
@@ -105,13 +120,27 @@ def read_settings(kit: Path) -> SiteSettings:
 
 
 def write_settings(kit: Path, settings: SiteSettings) -> None:
-    write_atomically(settings_path(kit), tomli_w.dumps(settings.model_dump(exclude_none=True)).encode())
+    marked = settings.model_copy(update={"machine": _machine()})
+    write_atomically(settings_path(kit), tomli_w.dumps(marked.model_dump(exclude_none=True)).encode())
+
+
+def _machine() -> str:
+    """Tells this machine from others; nobody elsewhere can know it. Empty where the system has no number of its own."""
+    try:
+        number = MACHINE.read_bytes().strip()
+    except OSError:
+        return ""
+    return hashlib.sha256(b"fedapa site settings " + number).hexdigest()[:32] if number else ""
 
 
 def check_new_kit(kit: Path) -> None:
     """A kit that this site joins with for the first time holds what a kit holds. States or a secret in it would be the
-    coordinator's, who could then check guesses at the rows."""
+    coordinator's, who could then check guesses at the rows; settings beside it would allow code and lift limits."""
     if settings_path(kit).exists():
+        if read_settings(kit).machine != _machine():
+            said = "it says which code may run here and which limits count"
+            hint = f"read it ({said}), then delete it and join again with --data, --limit and what else you want"
+            raise InputError(f"{settings_path(kit)} was not written by `fedapa site join` on this machine", hint)
         return
     if strange := sorted({path.name for path in kit.iterdir()} - IN_A_KIT):
         hint = f"remove it; where this site itself made it, with an older version, create {settings_path(kit)} first"

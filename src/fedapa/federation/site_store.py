@@ -73,11 +73,12 @@ class Store:
 
     def old_runs(self, days: float) -> list[Path]:
         """Folders of runs unused for so many days; never the newest, whose models may be in use."""
-        ages = {path: max((file.stat().st_mtime for file in path.iterdir()), default=0.0) for path in self._runs()}
+        ages = {path: max((file.stat().st_mtime for file in path.iterdir()), default=0.0) for path in self.runs()}
         newest = max(ages, key=lambda path: ages[path], default=None)
         return sorted(path for path, at in ages.items() if path != newest and time.time() - at > days * 86_400)
 
-    def _runs(self) -> list[Path]:
+    def runs(self) -> list[Path]:
+        """The folders of all runs."""
         return [path for path in self.folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
 
     def keyed(self, text: str) -> str:

@@ -82,12 +82,12 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     """
     if noise == 0.0 or rounds == 0:
         return math.inf if rounds else 0.0
-    from scipy import optimize, stats
+    from scipy import optimize, special
 
     sigma = noise / math.sqrt(rounds)
 
     def excess(eps: float) -> float:
-        one, other = (float(stats.norm.logcdf(side * 0.5 / sigma - eps * sigma)) for side in (1, -1))
+        one, other = (float(special.log_ndtr(side * 0.5 / sigma - eps * sigma)) for side in (1, -1))
         return math.exp(one) - math.exp(min(eps + other, one)) - delta
 
     if excess(0.0) <= 0.0:

@@ -27,7 +27,8 @@ class Expected:
 
     def __init__(self, method: Method, task: Task, sample: torch.Tensor, limits: Limits | None = None) -> None:
         self._method, self.limits, self.roles = method, limits, method.roles
-        self._task = replace(task, training=replace(task.training, epochs=0), donate=False)
+        dry = replace(task.training, epochs=0, by_client=None)  # nobody's own recipe: nothing is trained
+        self._task = replace(task, training=dry, donate=False)
         kind = torch.int64 if task.classes else torch.float32
         self._data = Split(blank(sample, 2), torch.zeros(2, dtype=kind))
         self._known: dict[int, Tree] = {}

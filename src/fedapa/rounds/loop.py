@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedapa.core.summaries import UNKNOWN, Sums
 from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import Wrapped
-from fedapa.rounds.evaluation import UNKNOWN, Sums, nothing
+from fedapa.rounds.evaluation import nothing
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.membership import Membership, Newcomer
 from fedapa.rounds.messages_sent import Sent

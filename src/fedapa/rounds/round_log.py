@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from fedapa.core.summaries import Sums
 from fedapa.core.tree import Tree, count_bytes
-from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.membership import Newcomer
 from fedapa.training.job import LossSum
 
@@ -27,7 +27,7 @@ class RoundLog:
 
     round: int
     trained: list[int]
-    before: Sums | None = None  # [M, S, 4]: see rounds/evaluation.py
+    before: Sums | None = None  # [M, S, 4]: see core/summaries.py
     after: Sums | None = None
     final: Sums | None = None  # of the last round: what the last aggregation would send, which no round scores
     down_bytes: dict[int, int] = field(default_factory=dict)

@@ -42,6 +42,10 @@ class SitePolicy:
         StrictFloat,
         Field(ge=-1, lt=1, description="smallest cosine of an update to the median of the others' updates; -1: any"),
     ] = -1.0
+    max_share: Annotated[
+        StrictFloat,
+        Field(gt=0, le=1, description="largest share of all training rows that one of three or more sites may declare"),
+    ] = 0.8
     max_upload_mb: Annotated[StrictFloat, Field(gt=0, description="largest upload")] = 1024.0
 
     @property

@@ -12,15 +12,16 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from fedapa.core.summaries import Sums
 from fedapa.core.threads import available_cores
 from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
-from fedapa.rounds.evaluation import Sums, measure
+from fedapa.rounds.evaluation import measure
 from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
-from fedapa.training.devices import at, data_on, tree_on
+from fedapa.training.devices import at, data_on, seed_torch, tree_on
 from fedapa.training.engines.vmap_engine import cohorts, play_together
 from fedapa.training.job import LossSum
 from fedapa.training.local import Engine, Local, Normal, Plain
@@ -157,7 +158,7 @@ def _visit(
 def reseed(task: Task, seed: int, request: Request) -> None:
     """Dropout draws from torch's global generator, so every visit seeds it."""
     if task.is_stochastic:
-        torch.manual_seed(torch_seed(seed, "dropout", request.round, request.client))
+        seed_torch(torch_seed(seed, "dropout", request.round, request.client))
 
 
 class InProcess:

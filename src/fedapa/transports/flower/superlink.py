@@ -42,7 +42,7 @@ from fedapa.federation.registry import Coordinator, Enrolled
 
 _create_node = SqlLinkState.create_node
 FLEET, ACTIVATE = "/v1/fleet/", "/v1/fleet/activate-node"
-ADDRESS = "x-real-ip"  # set by the reverse proxy; trusted only from this user's processes
+ADDRESS = "x-real-ip"  # set by the reverse proxy, whose calls are the fleet's; trusted only from this user's processes
 RECENT = 90.0  # seconds within which two addresses are two machines; a node calls every few seconds
 STALE = 180.0  # seconds after which a killed node's heartbeat has surely expired: its successor is let in before
 QUIET = 3600.0  # seconds between two alarms about one site
@@ -72,7 +72,7 @@ class Guard:
         path = str(scope["path"])
         if path.startswith(FLEET):
             await self._fleet(path, scope, receive, send)
-        elif path == "/health" or self.callers.is_us(scope):
+        elif path == "/health" or (ADDRESS not in Headers(scope=scope) and self.callers.is_us(scope)):
             await self.app(scope, receive, send)
         else:
             await _refuse("this call is for the coordinator's own user", 403)(scope, receive, send)
