@@ -25,6 +25,9 @@ NO_GAIN = ("alone",)
 FEDERATION = "federation"
 INTRO = """# Own data: who gains, who does not
 
+Three real data sets as files of sites, from `fedapa data inspect` to a verdict: how many sites gain by joining,
+against the best that each can do alone.
+
 Made by `python docs/make_own_data.py` from `experiments/results/own-data.json`. `examples/own_data.py` makes the files,
 `fedapa data inspect` proposes the settings, `fedapa silo run site.toml --method local,fedavg,fedper,fedapa,fedapa-exact
 --seeds N` gives the numbers. Runs are small: few splits, one length of training.

@@ -23,6 +23,8 @@ Y = [k % 2 for k in range(N)]
         ([{0: "home", 1: "ward"}[y] for y in Y], "discharge", "leakage"),
         ([None] * 25 + [0.5 + k for k in range(15)], "late", "missing"),
         ([1 + k % 4 for k in range(N)], "cp", "codes"),
+        ([-9 if k % 8 == 0 else 1.5 + k / 9 for k in range(N)], "chol", "nothing"),
+        ([999 if k % 8 == 0 else 40.5 + k for k in range(N)], "age", "nothing"),
         ([f"{k},5" for k in range(N)], "dose", "text"),
         ([0.25 + k for k in range(N - 1)] + ["high"], "dose", "text"),
         ([f"2024-01-{1 + k % 28:02d}" for k in range(N)], "seen", "date"),

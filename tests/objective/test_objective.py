@@ -16,6 +16,7 @@ from command import Call
 from fedapa.core.scores import ACCURACY, R2, RMSE, Score, scores_from_json, scores_to_json
 from fedapa.data.federated import target_scale, target_sums
 from fedapa.errors import InputError
+from fedapa.site.measures import measures_of
 from fedapa.store import run_db
 from fedapa.training.objective import Classification, Regression, make_objective
 from fedapa.verify import LAWS
@@ -33,6 +34,16 @@ def test_losses_by_hand(loss: str, wanted: list[float]) -> None:
     """Huber with delta 1: |e| - 1/2 beyond 1."""
     assert Regression(loss=loss).losses(OUT, Y).tolist() == wanted  # type: ignore[arg-type]
     assert float(Regression(loss=loss).mean_loss(OUT, Y)) == pytest.approx(sum(wanted) / 3)  # type: ignore[arg-type]
+
+
+def test_the_primary_score_of_numbers_can_be_chosen() -> None:
+    for name, first in (("RMSE", "RMSE"), ("MAE", "MAE"), ("R2", "R²")):
+        objective = make_objective("regression", score=name).fitted(10.0, 2.0)
+        assert (objective.primary.name, len(objective.scores)) == (first, 4)
+        assert measures_of(objective, 0)[0].name == first
+        assert repr(objective) == repr(Regression().fitted(10.0, 2.0))  # runs of before go on; scores are compared too
+    with pytest.raises(InputError, match="score"):
+        make_objective("regression", score="AUC")
 
 
 def test_scores_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from command import Call
 from fedapa.config.load import load
 from fedapa.data.federated import ClientData, Split
 from fedapa.data.tables import Table
-from fedapa.site.alone import NETWORK, alone
+from fedapa.errors import RunError
+from fedapa.site.alone import NETWORK, WEIGHTS, alone
 from fedapa.site.card_details import by_subgroup, calibration
 from fedapa.site.measures import ACCURACY, RECALL, at_threshold, chosen_threshold, decided, measures_of, threshold_of
 from fedapa.site.model_card import in_words
@@ -45,6 +47,41 @@ def test_a_badly_trained_local_is_no_rival(tmp_path: Path, monkeypatch: pytest.M
         assert one.network[0].kind == NETWORK
         assert one.network[0].settings["lr"] == pytest.approx(0.0015)  # three times the rate, as long as is tried
         assert one.plain[1].shape[1] == 2
+
+
+def test_class_weights_are_chosen_on_held_out_rows_where_a_class_is_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(str(write_linear(tmp_path)))
+    rare = load(str(tmp_path / "silo.toml"), changes=["objective.score=AUC"])
+    fixed = load(str(tmp_path / "silo.toml"), changes=["objective.score=AUC", "objective.class_weights=none"])
+    assert all("class_weights" not in one.network[0].settings for one in (*alone(config, 0), *alone(fixed, 0)))
+    free = alone(rare, 0)
+    for one, other in zip(free, alone(fixed, 0), strict=True):
+        weighted = "class_weights" in one.network[0].settings
+        assert (one.network[0].held > other.network[0].held) == weighted
+    wanted = [{"site": "a", "network": {"settings": {"lr": 1, "epochs": 1, **WEIGHTS}}}]
+    assert "--set objective.class_weights=balanced" in next(doubts([], wanted))
+
+
+@pytest.mark.parametrize("steep", ["while tried", "on all rows"])
+def test_rates_that_diverge_are_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steep: str) -> None:
+    """A site alone is a federation of one: where it diverges, nobody is left, and the run ends with an error."""
+    import fedapa.site.alone as module
+
+    monkeypatch.chdir(tmp_path)
+    config, real = load(str(write_linear(tmp_path))), module.simulate
+
+    def diverging(method: object, task: Any, data: Any, *words: object, **more: object) -> object:
+        if task.training.lr > 0.001 and (steep == "while tried" or len(data.clients) == 1):
+            raise RunError("every upload was refused", "lower the learning rate")
+        return real(method, task, data, *words, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "simulate", diverging)
+    for one in alone(config, 0):
+        assert one.network[0].settings["lr"] == pytest.approx(0.0005)
+        assert np.isfinite(one.network[1]).all()
 
 
 def test_choices_do_not_see_test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

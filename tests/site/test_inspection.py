@@ -45,6 +45,20 @@ def test_a_german_csv_is_read_as_it_is(fedapa: Call, tmp_path: Path) -> None:
     told = fedapa("predict", "o/sites/nord/site-model", "new.csv")
     assert told.code == 0, told.err  # read as the site writes
     assert "p(krank)" in told.out
+    again = fedapa("predict", "o/sites/nord/site-model", "o/sites/nord/held-out.csv")  # which is written so, too
+    assert again.code == 0, again.err
+    known = (tmp_path / "o" / "sites" / "nord" / "predictions.csv").read_text().splitlines()
+    assert [line.partition(",")[2] for line in again.out.splitlines()] == [line.partition(",")[2] for line in known]
+
+
+def test_signs_that_only_windows_has_are_read_as_windows_writes_them(fedapa: Call, tmp_path: Path) -> None:
+    rows = "\n".join(f"{k % 4};{'€' if k % 2 else 'ß'};{'ab'[k % 3 == 0]}" for k in range(30))
+    (tmp_path / "a.csv").write_bytes(f"x;sign;y\n{rows}\n".encode("cp1252"))
+    answer = fedapa("data", "inspect", "a.csv", "--label", "y")
+    assert (answer.code, "read as cp1252" in answer.out) == (0, True), answer.err
+    assert "codes go under categories" in answer.out
+    answered = fedapa("data", "inspect", "a.csv", "--label", "y", "--categories", "x", "--force")
+    assert (answered.code, "codes go under categories" in answered.out) == (0, False)
 
 
 def test_options_say_what_inspect_asks_for(fedapa: Call, tmp_path: Path) -> None:
@@ -87,6 +101,15 @@ def test_all_problems_in_one_call_and_in_the_config(fedapa: Call, tmp_path: Path
     text = (tmp_path / "site.toml").read_text()
     assert text.count("# problem: ") == len(said) == 6
     assert tomllib.loads(text)["sites"]["label"] == "y"
+
+
+def test_a_site_of_one_row_is_told_at_once(fedapa: Call, tmp_path: Path) -> None:
+    rows = "\n".join(f"big,{k / 7:.3f},{'ab'[k % 2]}" for k in range(30))
+    (tmp_path / "all.csv").write_text(f"site,x,y\n{rows}\nsmall,1.5,a\n")
+    answer = fedapa("data", "inspect", "all.csv", "--site", "site", "--label", "y")
+    assert (answer.code, answer.err.count("error: ")) == (2, 2)
+    assert "site small: 1 row cannot be split" in answer.err
+    assert "--classes a,b" in answer.err
 
 
 def test_day_and_month_are_not_guessed(fedapa: Call, tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_the_card_tells_all(done: Path) -> None:
         "| with the federation (fedapa) |", "Mean over 2 splits; the interval of the accuracy is the exact one",
         "of the mixture is this site's own",
         "The splits are too few or too alike to tell whether joining helped", "95 % intervals: exact for the accuracy",
-        "Left the site in every round: the parameters of the feature extractor",
-        "Stayed: the rows and the head", "age: number, mean",
+        "Left the site in every round: the parameters of the feature extractor", "a simulation on one machine",
+        "Stayed: the rows and the last layer (head)", "age: number, mean",
     ):  # fmt: skip
         assert words in card
 
@@ -125,6 +125,42 @@ def test_a_card_of_many_sites_names_the_first_and_the_heaviest() -> None:
     assert mixed.count("| school") == 12
     assert "| school 64 | 0.064 |" in mixed
     assert "The 52 others have 0.052 or less each." in mixed
+
+
+def test_a_card_lists_weights_that_differ_by_more_than_chance() -> None:
+    """Two sites that swap their weights from split to split say nothing; one that is always heavier does."""
+    by_split = {
+        "me": [0.4] * 4,
+        "a|b": [0.3, 0.29, 0.31, 0.3],
+        "c": [0.1, 0.2, 0.11, 0.19],
+        "d": [0.2, 0.12, 0.18, 0.11],
+    }
+    weights = {name: shares[0] for name, shares in by_split.items()}
+    facts = Facts("me", "fedapa", "FedAPA", "", "", 1, [90], [30], {}, weights, list(weights))
+    told = model_card._weights(facts._replace(by_split=by_split))
+    assert "Over 4 splits, these weights differ from an even 20.0% by more than chance" in told
+    assert told.count("\n|") == 3  # the head and one site
+    assert "| a\\|b | 0.300 |" in told
+    alike = {**by_split, "a|b": by_split["c"][::-1]}
+    assert "no other site's weight differs" in model_card._weights(facts._replace(by_split=alike))
+    assert model_card._weights(facts).count("\n|") == 5  # of one run, nobody knows chance: all, and what they are not
+
+
+def test_sites_that_learned_their_rows_by_heart_are_named() -> None:
+    def local(site: str, name: str) -> Scored:
+        return Scored("local", 0, site, 40, 0.25, {name: 0.6}, {name: 0.95})
+
+    two = list(silo_scores.doubts([local("a", "auc"), local("b", "auc")]))
+    assert [note.partition(":")[0] for note in two] == [
+        f"{site} alone has AUC 0.95 on its train rows and 0.60 on its test rows" for site in "ab"
+    ]
+    longer = [{"site": "a", "network": {"settings": {"lr": 0.1, "epochs": 40}}}]
+    notes = list(silo_scores.doubts([local("a", "auc"), local("b", "auc")], longer, trained=1.0))
+    assert ["held-out rows ask for more training" in note for note in notes] == [True, False]
+    assert notes[1].startswith("b alone has AUC")  # nobody is told to train both longer and shorter
+    (many,) = silo_scores.doubts([local(f"s{k}", "R²") for k in range(20)])
+    assert many.startswith("'s0', 's1'")
+    assert "and 12 more alone do better on their train rows (s0: R² 0.95" in many
 
 
 def test_intervals_of_a_site_are_made_once_for_the_numbers_and_once_for_its_card(
@@ -579,13 +615,14 @@ def test_the_verdict_names_the_better_model() -> None:
     right, wrong = np.eye(2)[np.where(flip, 1 - y, y)], np.eye(2)[np.where(flip, y, 1 - y)]
     unsure = np.full((40, 2), 0.5)
     worse = judge([ACCURACY, AUC], y, right, wrong, "onboarded")
-    assert (worse.use, worse.measure) == ("alone", AUC)
+    assert (worse.use, worse.measure) == ("alone", ACCURACY)  # the primary score
+    assert judge([AUC, ACCURACY], y, right, wrong, "onboarded").measure == AUC
     assert "the model trained alone is better: use that one" in worse.text
     better = judge([ACCURACY, AUC], y, wrong, right, "onboarded")
     assert (better.use, "is better than the model trained alone" in better.text) == ("joined", True)
     equal = judge([ACCURACY, AUC], y, unsure, unsure, "onboarded")
     assert (equal.use, "no gain is shown" in equal.text) == ("alone", True)
-    one = judge([ACCURACY, AUC], y[1:2], right[1:2], wrong[1:2], "onboarded")
+    one = judge([AUC, ACCURACY], y[1:2], right[1:2], wrong[1:2], "onboarded")
     assert (one.use, one.gain.low, one.measure) == ("alone", None, ACCURACY)  # a single row has no AUC
     assert worse.gain.low is not None
     assert worse.gain.low < worse.gain.mean < (worse.gain.high or 0) < 0

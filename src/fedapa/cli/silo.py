@@ -99,14 +99,14 @@ def _report(wanted: Any, runs: list[Path], out: Path, chosen: str, anyway: bool,
     everything = silo_scores.as_dict(scored, measures, ways, training.lr * training.epochs * wanted.run.rounds)
     write_json(out / result_sets.SILO, everything)
     write_json(out / "schema.json", to_json(agreed_schema(wanted)))
-    folder = next(path for path in runs if path.name == f"{chosen}-seed{wanted.seeds[0]}")
-    delivered, refused = deliver_all(folder, scored, out / "sites", anyway)
+    splits = [path for seed in wanted.seeds for path in runs if path.name == f"{chosen}-seed{seed}"]
+    delivered, refused = deliver_all(splits[0], scored, out / "sites", anyway, splits)
     privacy = result_sets.protection(result_sets.load(out))
     if form == "json":
         found = {"delivered": [str(path) for path in delivered], "not delivered": refused, "privacy": privacy}
         ui.dump(everything | found)
         return
-    rival, title = everything["gain over"], f"{len(wanted.seeds)} splits, 95 % intervals"
+    rival, title = everything["gain over"], f"{len(wanted.seeds)} split{'s'[: len(wanted.seeds) - 1]}, 95 % intervals"
     sites = silo_scores.table(scored, measures)
     rows = [_readable(row, measures, rival) for row in sites]
     if len({row["site"] for row in rows}) <= MOST_SITES:

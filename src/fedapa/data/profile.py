@@ -19,6 +19,7 @@ ALIKE = 0.5  # of two neighbouring rows' squared distance to that of any two row
 UPWARDS = 0.95  # share of steps that go up from which a column of whole numbers counts
 MOST_CLASSES = 50  # of a label; more are a measurement
 RARE = 10  # rows of a class below which neither training nor testing means much
+NOTHING = re.compile(r"-1|-?9+")  # numbers that people write for a missing value
 PERSONAL = re.compile(
     r"(^|[^a-z])(name|surname|birth|dob|phone|email|mail|ssn|address|street|mrn|patient|id)($|[^a-z])"
 )
@@ -27,7 +28,9 @@ OWNER = re.compile(r"(^|[^a-z])(patient|person|subject|participant|family|case|m
 
 class Warned(NamedTuple):
     column: str
-    kind: str  # identifier, constant, leakage, missing, codes, text, free text, date, class, order, group, alike
+    kind: (
+        str  # identifier, constant, leakage, missing, nothing, codes, text, free text, date, class, order, group, alike
+    )
     text: str
 
 
@@ -125,9 +128,25 @@ def _odd_values(name: str, filled: list[str]) -> list[Warned]:
         return [Warned(name, "free text", f"column '{name}' holds {why}: code what matters in it as columns")]
     if texts and len(texts) < len(filled) / 2:
         return [Warned(name, "text", f"column '{name}' has text such as '{texts[0]}' among numbers: a missing value?")]
-    different = set(filled)
+    different, found = set(filled), [] if texts else _stands_for_nothing(name, [n for n in numbers if n is not None])
     if not texts and 3 <= len(different) <= 10 and all(n is not None and n.is_integer() for n in numbers):
-        return [Warned(name, "codes", f"column '{name}' has {len(different)} whole numbers: codes go under categories")]
+        text = f"column '{name}' has {len(different)} whole numbers: codes go under categories"
+        found.append(Warned(name, "codes", text))
+    return found
+
+
+def _stands_for_nothing(name: str, numbers: list[float]) -> list[Warned]:
+    """-1 or nines that several rows have, apart from all other values: below numbers that are never negative, or
+    further away than these are from one another."""
+    counts = Counter(numbers)
+    for value in (min(counts), max(counts)):
+        rest = [number for number in counts if number != value]
+        gap = min((abs(number - value) for number in rest), default=0.0)
+        alone = value < 0 <= min(rest, default=-1.0) or gap > max(rest, default=0.0) - min(rest, default=0.0)
+        if NOTHING.fullmatch(f"{value:g}") and counts[value] >= 3 and len(rest) > 1 and alone:
+            share = 100 * counts[value] / len(numbers)
+            text = f"column '{name}' has {value:g} in {share:.0f} % of its rows, apart from its other values"
+            return [Warned(name, "nothing", f"{text}: no value? --missing {name}={value:g}")]
     return []
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from fedapa.data import schema as schemas
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import Material, assemble, class_problems, labelled, read_files
+from fedapa.data.splits import too_few
 from fedapa.errors import InputError
 
 
@@ -32,6 +33,7 @@ def problems(sites: Sites, target: Literal["class", "number"] = "class") -> list
 
 
 def _together(sites: Sites, materials: dict[str, Material], target: Literal["class", "number"]) -> Iterator[InputError]:
+    yield from (too_few(f"site {name}", 1) for name, material in materials.items() if len(material.labels) == 1)
     if materials and target == "class":
         yield from class_problems(sites, materials)
     tables = {name: material.table for name, material in materials.items() if material.table is not None}

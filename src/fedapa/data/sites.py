@@ -314,10 +314,10 @@ def class_problems(sites: Sites, found: Mapping[str, Material]) -> Iterator[Inpu
     else:
         for name, material in found.items():
             if lacking := [label for label in labels if label not in set(material.labels)]:
-                declared = ", ".join(f'"{label}"' for label in labels)
+                declared, words = ", ".join(f'"{label}"' for label in labels), ",".join(labels)
                 yield InputError(
                     f"site {name} has no row of class '{lacking[0]}', which other sites have",
-                    f"if that is so, declare the classes: classes = [{declared}]",
+                    f"if that is so, declare the classes: classes = [{declared}], or `data inspect --classes {words}`",
                 )
 
 

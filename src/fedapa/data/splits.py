@@ -18,12 +18,16 @@ from fedapa.errors import InputError
 Labels = npt.NDArray[np.int64]
 
 
+def too_few(where: str, rows: int) -> InputError:
+    return InputError(f"{where}: {rows} row cannot be split", "leave the site out, or give it more rows")
+
+
 def test_rows(
     rule: SplitRule, y: Labels, share: float, rng: np.random.Generator, keys: Cells | None, where: str
 ) -> Mask:
     """Mask of the rows that are kept for testing."""
     if len(y) < 2:
-        raise InputError(f"{where}: {len(y)} row cannot be split", "leave the site out, or give it more rows")
+        raise too_few(where, len(y))
     if rule == "stratified":
         return set_aside(y, share, rng)
     if rule == "order":

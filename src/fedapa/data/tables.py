@@ -95,6 +95,16 @@ def read_table(
     return Table(path, {column.name: column.cells for column in columns}, np.concatenate(lines))
 
 
+def as_written(table: Table, header: Sequence[str] = (), encoding: str = "utf-8") -> list[Sequence[str | None]]:
+    """The names and the rows of a table as they stand in its file."""
+    path, wanted = table.path, set(table.lines.tolist())
+    pieces = _parquet(path) if path.suffix.lower() in PARQUET else _text(path, header, encoding)
+    names, found = next(pieces)[0], dict[int, Sequence[str | None]]()
+    for _, piece, places in pieces:
+        found |= {line: row for line, row in zip(places, zip(*piece, strict=True), strict=True) if line in wanted}
+    return [names, *(found[line] for line in table.lines.tolist())]
+
+
 class _Column:
     """Cells as they come; a value is looked at once, and kept in memory once."""
 

@@ -24,10 +24,11 @@ from fedapa.analysis.personalized_model import predictions
 from fedapa.config.experiment import load_data, task_from
 from fedapa.config.sections import Config
 from fedapa.data.federated import ClientData, Federated, Split
+from fedapa.errors import RunError
 from fedapa.methods.local_only import LocalOnly
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import simulate
-from fedapa.site.measures import Measure, measures_of
+from fedapa.site.measures import RECALL, Measure, measures_of
 from fedapa.streams import stream
 from fedapa.training.settings import Training
 
@@ -37,6 +38,7 @@ Folds = Sequence[Sequence[Mask]]  # masks of held-out train rows, by site and fo
 NETWORK, BOOSTED = "network", "gradient boosting"
 SMALL = 300  # train rows of the middle site below which three folds are held out in turn, else a quarter once
 FACTORS = ((1.0, 0.0), (3.0, 0.0), (3.0, 0.01))  # of the rate, and weight decay
+WEIGHTS = {"class_weights": "balanced"}
 LONGER, LOOKS = 2, 10  # training that is tried, as a multiple of the config's, and how often held-out rows are asked
 MOST_ROWS = 20_000  # that plain models are fitted to
 
@@ -45,7 +47,7 @@ class Choice(NamedTuple):
     """One way of working alone, as it was chosen on held-out rows."""
 
     kind: str  # NETWORK, or the name of a plain model
-    settings: Mapping[str, float]
+    settings: Mapping[str, Any]
     held: float  # the primary measure on held-out rows, turned so that more is better
     loss: float  # on the same rows, to choose between equals
 
@@ -77,9 +79,10 @@ def alone(config: Config, seed: int) -> list[Alone]:
 def alone_with(config: Config, data: Federated, seed: int) -> list[Alone]:
     """The same with rows that are at hand."""
     data = replace(data, clients=tuple(_whole(client) for client in data.clients))
-    measure = measures_of(task_from(config, "local", data).objective, data.classes)[0]
-    folds = _folds(data, seed)
-    networks, plains = _networks(config, data, folds, seed), _plains(data, folds, measure)
+    measures = measures_of(task_from(config, "local", data).objective, data.classes)
+    folds, rare = _folds(data, seed), RECALL.name in [measure.name for measure in measures]
+    networks = _networks(config, data, folds, seed, rare)
+    plains = [_kinds(client, folds[i], data.classes, measures[0], rare) for i, client in enumerate(data.clients)]
     found = []
     for i, client in enumerate(data.clients):
         fitted = [(choice, *_refit(choice, client, data.classes)) for choice in plains[i]]
@@ -115,39 +118,70 @@ def _folds(data: Federated, seed: int) -> Folds:
 # --- the network ---------------------------------------------------------------------------------
 
 
-def _networks(config: Config, data: Federated, folds: Folds, seed: int) -> list[tuple[Choice, Floats, Floats]]:
-    """Rate, weight decay and rounds by the least loss on held-out rows of each site; then trained on all its rows."""
+def _networks(
+    config: Config, data: Federated, folds: Folds, seed: int, rare: bool
+) -> list[tuple[Choice, Floats, Floats]]:
+    """Rate, weight decay and rounds by the least loss on held-out rows of each site; then trained on all its rows.
+    Where a class is rare, class weights by the primary score after the same training: they raise the loss."""
     usual = task_from(config, "local", data).training
     usual = replace(usual, epochs=ceil(LONGER * config.run.rounds * usual.epochs / LOOKS))  # of one look
-    best: dict[int, Choice] = {}
+    first = Choice(NETWORK, {**_rates(usual), "epochs": float(usual.epochs * LOOKS // LONGER)}, -np.inf, np.inf)
+    best: dict[int, Choice] = {}  # as the config says, where every look is bad
     for factor, decay in FACTORS:
         training = replace(usual, lr=usual.lr * factor, weight_decay=max(decay, usual.weight_decay))
-        for i, choice in enumerate(_tried(config, data, folds, training, seed)):
-            if i not in best or choice.loss < best[i].loss:
-                best[i] = choice
+        for i, looks in enumerate(_tried(config, data, folds, training, seed)):
+            best[i] = min([best.get(i, first), *looks], key=lambda look: look.loss)
+    if rare and "class_weights" not in config.objective.settings:
+        best = {i: _weighted(config, data, folds, choice, i, seed, usual) for i, choice in best.items()}
     return [_trained(config, data, i, best[i], seed, usual) for i in range(len(data.clients))]
 
 
-def _tried(config: Config, data: Federated, folds: Folds, training: Training, seed: int) -> Iterator[Choice]:
-    """For every site the moment with the least loss on the rows of its first fold."""
+def _weighted(
+    config: Config, data: Federated, folds: Folds, choice: Choice, i: int, seed: int, usual: Training
+) -> Choice:
+    """The choice of a site, with class weights if these are better on its held-out rows."""
+    mine, training = replace(data, clients=(data.clients[i],)), _as_chosen(usual, choice)
+    (looks,) = _tried(_balanced(config), mine, [folds[i]], training, seed)
+    same = next((look for look in looks if look.settings == choice.settings), choice)
+    return choice if same.held <= choice.held else same._replace(settings={**same.settings, **WEIGHTS})
+
+
+def _balanced(config: Config) -> Config:
+    return config.model_copy(update={"objective": config.objective.model_copy(update=WEIGHTS)})
+
+
+def _rates(training: Training) -> dict[str, float]:
+    return {"lr": training.lr, "weight_decay": training.weight_decay}
+
+
+def _as_chosen(usual: Training, choice: Choice) -> Training:
+    return replace(usual, lr=choice.settings["lr"], weight_decay=choice.settings["weight_decay"])
+
+
+def _tried(config: Config, data: Federated, folds: Folds, training: Training, seed: int) -> Iterator[list[Choice]]:
+    """For every site, every look at the rows of its first fold."""
     part = replace(data, clients=tuple(_without(c, folds[i][0]) for i, c in enumerate(data.clients)))
     task = replace(task_from(config, "local", part), training=training)
-    logs = simulate(LocalOnly(), task, part, Plan(LOOKS, (1.0, 1.0), seed=seed), workers=1).logs
+    try:
+        logs = simulate(LocalOnly(), task, part, Plan(LOOKS, (1.0, 1.0), seed=seed), workers=1).logs
+    except RunError:  # all sites diverged
+        yield from ([] for _ in data.clients)
+        return
     after = np.array([log.after for log in logs if log.after is not None])  # [looks, M, S, 4]
     scores = task.objective.scores
     place = next((k for k, score in enumerate(scores) if score.name == "loss"), 0)
     loss = -scores[place].sign * scores[place].values(after[:, :, place, 0], after[:, :, place, 1])
     held = scores[0].sign * scores[0].values(after[:, :, 0, 0], after[:, :, 0, 1]) / scores[0].scale  # as measures do
     for i in range(len(data.clients)):
-        column = np.where(np.isnan(loss[:, i]), np.inf, loss[:, i])
-        k = int(column.argmin())
-        epochs = float((k + 1) * training.epochs)
-        settings = {"lr": training.lr, "weight_decay": training.weight_decay, "epochs": epochs}
-        yield Choice(NETWORK, settings, _known(held[k, i]), float(column[k]))
-
-
-def _known(value: float) -> float:
-    return -np.inf if np.isnan(value) else float(value)
+        yield [
+            Choice(
+                NETWORK,
+                {**_rates(training), "epochs": float((k + 1) * training.epochs)},
+                -np.inf if np.isnan(held[k, i]) else float(held[k, i]),
+                np.inf if np.isnan(loss[k, i]) else float(loss[k, i]),
+            )
+            for k in range(len(after))
+        ]
 
 
 def _without(client: ClientData, held: Mask) -> ClientData:
@@ -162,13 +196,19 @@ def _without(client: ClientData, held: Mask) -> ClientData:
 def _trained(
     config: Config, data: Federated, i: int, choice: Choice, seed: int, usual: Training
 ) -> tuple[Choice, Floats, Floats]:
+    """The choice on all train rows; at the config's rate where it diverges on these."""
     client = data.clients[i]
     part = replace(data, clients=(client,))
-    training = replace(usual, lr=choice.settings["lr"], weight_decay=choice.settings["weight_decay"])
-    task, looks = replace(task_from(config, "local", part), training=training), choice.settings["epochs"] / usual.epochs
-    plan = Plan(round(looks), (1.0, 1.0), seed=seed, evaluate_every=LOOKS)
-    done = simulate(LocalOnly(), task, part, plan, workers=1)
-    state = done.records[0].state
+    asked = _balanced(config) if "class_weights" in choice.settings else config
+    task = replace(task_from(asked, "local", part), training=_as_chosen(usual, choice))
+    plan = Plan(round(choice.settings["epochs"] / usual.epochs), (1.0, 1.0), seed=seed, evaluate_every=LOOKS)
+    try:
+        state = simulate(LocalOnly(), task, part, plan, workers=1).records[0].state
+    except RunError:
+        settings = {**_rates(usual), "epochs": choice.settings["epochs"]}
+        if choice.settings == settings:
+            raise
+        return _trained(config, data, i, choice._replace(settings=settings), seed, usual)
     test, train = (predictions(LocalOnly(), task, state, part.x) for part in (client.test, client.train))
     return choice, test, train
 
@@ -176,35 +216,34 @@ def _trained(
 # --- plain models --------------------------------------------------------------------------------
 
 
-def _candidates(classes: int) -> list[tuple[str, dict[str, float]]]:
+def _candidates(classes: int, rare: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Where a class is rare, with and without weights for it."""
     if classes:
         linear = [("logistic regression", {"C": c}) for c in (0.01, 0.1, 1.0, 10.0)]
     else:
         linear = [("ridge regression", {"alpha": a}) for a in (1.0, 10.0, 100.0, 1000.0)]
-    return [*linear, *((BOOSTED, {"depth": depth}) for depth in (2.0, 4.0))]
+    found = [*linear, *((BOOSTED, {"depth": depth}) for depth in (2.0, 4.0))]
+    return [*found, *((kind, {**settings, "class_weight": "balanced"}) for kind, settings in found if rare)]
 
 
-def _model(kind: str, settings: Mapping[str, float], classes: int) -> Any:
+def _model(kind: str, settings: Mapping[str, Any], classes: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
     if kind == BOOSTED:
         boosted = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-        depth = int(settings["depth"])
-        return boosted(max_depth=depth, learning_rate=0.1, max_iter=60, min_samples_leaf=10, random_state=0)
+        more = {key: value for key, value in settings.items() if key != "depth"}
+        usual = {"learning_rate": 0.1, "max_iter": 60, "min_samples_leaf": 10, "random_state": 0}
+        return boosted(max_depth=int(settings["depth"]), **usual, **more)
     return LogisticRegression(**settings, max_iter=2000) if classes else Ridge(**settings)
 
 
-def _plains(data: Federated, folds: Folds, measure: Measure) -> list[list[Choice]]:
-    """The best of every kind, by site."""
-    return [_kinds(client, folds[i], data.classes, measure) for i, client in enumerate(data.clients)]
-
-
-def _kinds(client: ClientData, folds: Sequence[Mask], classes: int, measure: Measure) -> list[Choice]:
-    """Settings by the mean over the folds; the score that is told is of the first, which the network has too."""
+def _kinds(client: ClientData, folds: Sequence[Mask], classes: int, measure: Measure, rare: bool) -> list[Choice]:
+    """The best of every kind. Settings by the mean over the folds; the score that is told is of the first, which the
+    network has too."""
     x, y = flat(client.train.x), client.train.y.numpy()
     best: dict[str, tuple[float, Choice]] = {}
-    for kind, settings in _candidates(classes):
+    for kind, settings in _candidates(classes, rare):
         parts = [_scored(kind, settings, x, y, held, classes, measure) for held in folds if _splits(held)]
         known = [part for part in parts if part is not None]
         mean = float(np.mean([held for held, _ in known])) if known else -np.inf
@@ -220,7 +259,7 @@ def _splits(held: Mask) -> bool:
 
 def _scored(
     kind: str,
-    settings: Mapping[str, float],
+    settings: Mapping[str, Any],
     x: Floats,
     y: npt.NDArray[Any],
     held: Mask,

@@ -13,7 +13,7 @@ from fedapa.data.cell_format import as_number
 from fedapa.data.federated import ClientData
 from fedapa.data.tables import Cells, Mask, Table
 from fedapa.site.measures import Measure, Threshold, at_threshold
-from fedapa.site.model_card import Facts
+from fedapa.site.model_card import Facts, cell
 from fedapa.site.silo_scores import shown
 
 FEWEST_ROWS = 50  # of a test set, for a calibration curve
@@ -68,10 +68,10 @@ def calibration(y: npt.NDArray[Any], p: Floats, name: str) -> str:
 def by_subgroup(name: str, rows: Table, y: npt.NDArray[Any], p: Floats, measure: Measure) -> str:
     """The primary measure for the rows of every value; numbers with many values are cut at their median."""
     lines = [f"## By {name}", "", "Of the test rows, at this site alone; few rows show little.", ""]
-    lines += [f"| {name} | rows | {measure.title} |", "|---|---|---|"]
+    lines += [f"| {cell(name)} | rows | {measure.title} |", "|---|---|---|"]
     for level, mask in _levels(rows.column(name)):
         found = measure.own(y[mask], p[mask]) if mask.sum() > 1 else None
-        lines.append(f"| {level} | {int(mask.sum())} | {shown(measure, found)} |")
+        lines.append(f"| {cell(level)} | {int(mask.sum())} | {shown(measure, found)} |")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedapa.analysis import statistics
@@ -21,7 +22,7 @@ from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import described
-from fedapa.data.tables import Table
+from fedapa.data.tables import Table, as_written
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import AGREED
 from fedapa.federation.kit import KIT
@@ -44,20 +45,37 @@ class Useless(InputError):
 
 
 def deliver_all(
-    run: Path, scored: Sequence[Scored], out: Path, anyway: bool = False
+    run: Path, scored: Sequence[Scored], out: Path, anyway: bool = False, splits: Sequence[Path] = ()
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write every site's model of a run below ``out``; returns the sites that got none, with the reason."""
+    """Write every site's model of a run below ``out``; returns the sites that got none, with the reason. ``splits``:
+    the runs of the same method on all splits."""
     delivered, refused = [], {}
+    mixed = [weights for split in splits if (weights := _mixed(split)) is not None]
     for i, name in enumerate(folder_names([client.name for client in assemble(read_config(run)).data.clients])):
         try:
-            delivered.append(deliver(run, i, out / name, scored, anyway))
+            delivered.append(deliver(run, i, out / name, scored, anyway, mixed))
         except Useless as error:
             refused[name] = error.message
     return delivered, refused
 
 
-def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None, anyway: bool = False) -> Path:
+def _mixed(run: Path) -> Tensor | None:
+    """[M, M] whose models a finished run mixes for whom, where its method tells."""
+    config = read_config(run)
+    parts = assemble(config, kept_engine(config.run.engine, run))
+    return mixing_weights(parts.method, last_checkpoint(run, parts.plan.rounds).state.server)
+
+
+def deliver(
+    run: Path,
+    i: int,
+    out: Path,
+    scored: Sequence[Scored] | None = None,
+    anyway: bool = False,
+    mixed: Sequence[Tensor] = (),
+) -> Path:
     """Client i's model of a finished run in ``out``/site-model; of tables also the held-out rows with predictions.
+    ``mixed``: the weights [M, M] of all splits.
 
     A useless model is refused, or delivered ``anyway`` with a card that says so.
     """
@@ -79,6 +97,9 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
     flaw = flaw_of(client, seen, p, schema.class_names, cut)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
+    if mixed:
+        shares = torch.stack([weights[i] for weights in mixed], dim=1).tolist()
+        facts = facts._replace(by_split=dict(zip(facts.sites, shares, strict=True)))
     groups = () if config.sites is None else config.sites.subgroups
     rows = None if own is None else own.held_out[i]
     facts = with_details(facts, client, p, threshold, schema.class_names, rows, groups)
@@ -91,7 +112,7 @@ def deliver(run: Path, i: int, out: Path, scored: Sequence[Scored] | None = None
         out / "site-model", client.name, base, settings, model, task, state, schema, sites, card, about
     )
     if own is not None:
-        write_held_out(out, own.held_out[i], schema, p, cut)
+        write_held_out(out, own.held_out[i], schema, p, cut, sites)
     return folder
 
 
@@ -205,6 +226,7 @@ def _facts(config: Config, parts: Parts, point: Checkpoint, i: int, p: statistic
         privacy_of(parts.method, parts.plan.rounds),
         settings_text(config),
         measures=measures,
+        simulated=True,
     )
 
 
@@ -214,20 +236,23 @@ def counts_of(y: Tensor, classes: int) -> list[int]:
 
 
 def write_held_out(
-    out: Path, table: Table | None, schema: Schema, p: statistics.Floats, threshold: float | None
+    out: Path, table: Table | None, schema: Schema, p: statistics.Floats, threshold: float | None, sites: Sites
 ) -> None:
-    """The test rows of a table, and what the model says about them."""
+    """The test rows of a table as its site writes them, for `predict`, and what the model says about them."""
     if table is not None:
         names = [str(line) for line in table.lines]
-        write_atomically(out / "held-out.csv", table_text(table).encode())
+        write_atomically(out / "held-out.csv", table_text(table, sites).encode(sites.encoding))
         text = prediction_text(names, schema, p, threshold=threshold)
         write_atomically(out / "predictions.csv", text.encode())
 
 
-def table_text(table: Table) -> str:
-    """A table as CSV; an empty cell where there is no value."""
-    rows = zip(*(["" if cell is None else cell for cell in column] for column in table.columns.values()), strict=True)
-    return _csv([list(table.columns), *rows])
+def table_text(table: Table, sites: Sites) -> str:
+    """A table as CSV, written as its file is; an empty cell where there is no value."""
+    if sites.decimal != "." or sites.thousands or sites.dates or sites.booleans:
+        rows = as_written(table, sites.header, sites.encoding)
+    else:
+        rows = [list(table.columns), *zip(*table.columns.values(), strict=True)]
+    return _csv([["" if cell is None else cell for cell in row] for row in rows])
 
 
 def prediction_text(

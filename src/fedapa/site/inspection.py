@@ -40,6 +40,7 @@ SEVERAL = {  # what is said of many columns at once
     "constant": "have one value",
     "leakage": "predict the class alone: are they known beforehand?",
     "missing": "are missing in more than half of the rows",
+    "nothing": "have -1 or nines apart from their other values: no value? --missing COLUMN=NUMBER",
     "codes": "have 3 to 10 whole numbers each: codes go under categories",
     "text": "have text among numbers, or numbers written in another way",
     "free text": "hold free text, which no model here reads, and are left out",
@@ -77,7 +78,8 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
         for name, table in tables.items()
         if sites.label in table.columns
     }
-    notes += summary({name: p.warnings for name, p in profiles.items()}, sites.split == "stratified")
+    asked = {name: [w for w in p.warnings if not _is_answered(w, sites)] for name, p in profiles.items()}
+    notes += summary(asked, sites.split == "stratified")
     sites = replace(sites, drop=tuple(dict.fromkeys((*sites.drop, *left_out(list(profiles.values()))))))
     found += [error for error in problems(sites, target) if error.message not in [one.message for one in found]]
     own = assemble(sites, target=target) if not found else None
@@ -86,6 +88,10 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     if target == "number":
         notes.append(f"'{sites.label}' holds numbers: they are predicted as numbers (regression)")
     return Inspection(sites, target, profiles, own, notes, found)
+
+
+def _is_answered(warned: Warned, sites: Sites) -> bool:
+    return warned.kind == "codes" and warned.column in sites.categories
 
 
 def left_out(profiles: Sequence[Profile]) -> list[str]:
@@ -178,8 +184,15 @@ def _encoding(sites: Sites) -> str:
                 for _ in iter(lambda text=text: text.read(2**20), ""):  # type: ignore[misc]
                     pass
         except UnicodeDecodeError:
-            return "latin-1"
+            return _western(path)
     return "utf-8"
+
+
+def _western(path: Path) -> str:
+    """Of Western Europe: Windows writes signs such as the euro where Latin-1 has none."""
+    with open(path, "rb") as file:
+        windows = any(re.search(rb"[\x80-\x9f]", piece) for piece in iter(lambda: file.read(2**20), b""))
+    return "cp1252" if windows else "latin-1"
 
 
 def _readable(sites: Sites) -> dict[str, Table]:

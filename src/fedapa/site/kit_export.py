@@ -134,7 +134,7 @@ def deliver_kit(
     folder = _write(out / "site-model", kept, schema, method, state, write_card(detailed[0], schema, scored), made.cut)
     card = write_card(detailed[1], schema, scored[:1])
     _write(out / "alone-model", kept, schema, LocalOnly(), own.state, card, own.cut)
-    write_held_out(out, rows.held_out, schema, made.p, made.cut)
+    write_held_out(out, rows.held_out, schema, made.p, made.cut, kept.about.sites or Sites())
     return Delivered(folder, kept.about.terms.run, kept.config.methods[0], _progress(kept), verdict, [])
 
 
@@ -167,7 +167,8 @@ def read_kept(site: Site, run: str | None) -> Kept:
     """What the site has of a run; by default of the last one that it answered."""
     chosen = choose_run(site, run)
     about, use = site_result.read_about(site.store, chosen), site_result.read_use(site.store, chosen)
-    config, agreed = read_config(about.terms.config), agree(about.terms)
+    config = site.with_own_copies(read_config(about.terms.config))
+    agreed = agree(about.terms, config)
     if use.rounds == 0:
         return Kept(about, use, config, agreed, agreed.method.init(agreed.task, agreed.plan.seed)[1], {})
     record = site.store.load(chosen, use.rounds, use.digest)

@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
 from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
-from fedapa.site.measures import AUC, Measure
+from fedapa.site.measures import Measure
 from fedapa.site.silo_scores import ALONE, CLASSES, PLAIN, TUNED, Scored, reference, shown, table
 
 MOST_SITES = 12  # that are listed one by one
@@ -46,6 +48,8 @@ class Facts(NamedTuple):
     flaw: str = ""  # why the model is of no use here
     measures: Sequence[Measure] = CLASSES
     details: Sequence[str] = ()  # threshold, calibration and subgroups, as paragraphs
+    simulated: bool = False  # on one machine: nothing left
+    by_split: Mapping[str, Sequence[float]] = {}  # the weights in every split, this model's included; empty: one
 
 
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
@@ -53,12 +57,15 @@ def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
         f"# Model of {facts.site}",
         f"**Of no use as it is: {facts.flaw}.** It was delivered on demand." if facts.flaw else "",
         _purpose(facts, schema),
-        _data(facts, schema),
+        f"**Verdict: {facts.verdict}.**" if facts.verdict else "",
         _scores(facts, scored),
         *facts.details,
         _weights(facts),
+        _rows(facts, schema),
         _privacy(facts),
         _limits(),
+        _all_that_left(facts),
+        _columns(schema),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -75,20 +82,22 @@ def _purpose(facts: Facts, schema: Schema) -> str:
     )
 
 
-def _data(facts: Facts, schema: Schema) -> str:
-    lines = ["## Data", "", "| class | train rows | test rows |", "|---|---|---|"]
+def _rows(facts: Facts, schema: Schema) -> str:
+    lines = ["## Rows", "", "| class | train rows | test rows |", "|---|---|---|"]
     rows = zip(schema.class_names or ("all",), facts.trained_on, facts.tested_on, strict=True)
-    lines += [f"| {name} | {train} | {test} |" for name, train, test in rows]
-    if schema.columns:
-        lines += ["", f"{len(schema.columns)} columns become {len(schema.inputs)} inputs:", ""]
-        for column in schema.columns:
-            if column.kind == "number":
-                missing = "; missing values are flagged" if column.indicator else ""
-                lines.append(f"- {column.name}: number, mean {column.mean:.4g}, scale {column.scale:.4g}{missing}")
-            else:
-                lines.append(f"- {column.name}: one of {', '.join(column.levels)}")
-    else:
-        lines += ["", f"Samples of shape {list(schema.shape)}."]
+    return "\n".join([*lines, *(f"| {cell(name)} | {train} | {test} |" for name, train, test in rows)])
+
+
+def _columns(schema: Schema) -> str:
+    if not schema.columns:
+        return f"## Inputs\n\nSamples of shape {list(schema.shape)}."
+    lines = ["## Columns", "", f"{len(schema.columns)} columns become {len(schema.inputs)} inputs:", ""]
+    for column in schema.columns:
+        if column.kind == "number":
+            missing = "; missing values are flagged" if column.indicator else ""
+            lines.append(f"- {column.name}: number, mean {column.mean:.4g}, scale {column.scale:.4g}{missing}")
+        else:
+            lines.append(f"- {column.name}: one of {', '.join(column.levels)}")
     return "\n".join(lines)
 
 
@@ -107,7 +116,7 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             cells = [shown(measure, row[measure.name]) for measure in facts.measures]
             lines.append(f"| {name} | {' | '.join(cells)} |")
         rival = reference(scored)
-        judge = AUC if rival == "local" and AUC in facts.measures else facts.measures[0]
+        judge = facts.measures[0]
         gain = next((row[f"{judge.name} gain"] for row in rows if row["method"] == facts.method), None)
         if facts.method != "local" and gain is not None and facts.verdict:
             lines += ["", _fairness(rival, facts)]
@@ -123,11 +132,9 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     tested = sum(facts.tested_on)
     enough = tested >= statistics.FEWEST_ROWS
     exact = any(measure.is_share for measure in facts.measures)
-    how = "95 % intervals: exact for the accuracy, by bootstrap for the AUC" if exact else "95 % bootstrap intervals"
+    how = "95 % intervals: exact for the accuracy, else by bootstrap" if exact else "95 % bootstrap intervals"
     how = how if enough else "too few for an interval"
-    lines.append(f"This very model on its {tested} test row{'s' if enough else ''} ({how}): {own}.")
-    if facts.verdict:
-        lines += ["", f"**Verdict: {facts.verdict}.**"]
+    lines.append(f"This very model on its {tested} test row{'s' if tested != 1 else ''} ({how}): {own}.")
     return "\n".join(lines)
 
 
@@ -155,7 +162,7 @@ def _over(splits: int, facts: Facts) -> str:
         few = "where few answers are wrong, that of the accuracy is the exact one of a single test set"
         return f"Mean over {splits} splits, 95 % confidence interval; {few}."
     count = "1 split" if splits == 1 else f"Mean over {splits} splits"
-    return f"{count}; the interval of the accuracy is the exact one of a single test set, the AUC has none."
+    return f"{count}; the interval of the accuracy is the exact one of a single test set, others have none."
 
 
 def _verdict(gain: Interval) -> str:
@@ -179,15 +186,41 @@ def _weights(facts: Facts) -> str:
     ]
     if len(others) < 2:
         return "\n".join(lines)
-    if max(abs(weight - even) for weight in others.values()) < UNEVEN * even:
-        return "\n".join([*lines, f"The others count about equally ({even:.1%} each): no site stands out."])
-    lines += ["The weights of the others, from one run, say whose models were used most, not who helped:", ""]
-    lines += ["| site | weight |", "|---|---|"]
-    ordered = sorted(others.items(), key=lambda pair: -pair[1])
-    lines += [f"| {name} | {weight:.3f} |" for name, weight in ordered[:MOST_SITES]]
+    splits = min((len(found) for found in facts.by_split.values()), default=1)
+    if splits < statistics.FEWEST:
+        uneven = max(abs(weight - even) for weight in others.values()) >= UNEVEN * even
+        listed, how = others if uneven else {}, "The weights of the others, from one run"
+        none = f"The others count about equally ({even:.1%} each): no site stands out."
+    else:
+        listed = {name: others[name] for name in _beyond_chance(facts)}
+        how = f"Over {splits} splits, these weights differ from an even {even:.1%} by more than chance. They"
+        none = f"Over {splits} splits, no other site's weight differs from an even {even:.1%} by more than chance."
+    if not listed:
+        return "\n".join([*lines, none])
+    lines += [f"{how} say whose models were used most, not who helped:", "", "| site | weight |", "|---|---|"]
+    ordered = sorted(listed.items(), key=lambda pair: -pair[1])
+    lines += [f"| {cell(name)} | {weight:.3f} |" for name, weight in ordered[:MOST_SITES]]
     if rest := ordered[MOST_SITES:]:
         lines += ["", f"The {len(rest)} others have {rest[0][1]:.3f} or less each."]
     return "\n".join(lines)
+
+
+def _beyond_chance(facts: Facts) -> list[str]:
+    """Other sites whose weight differs from the even one: an interval over the splits, corrected for all of them."""
+    names = [name for name in facts.by_split if name != facts.site]
+    shares = np.array([facts.by_split[name] for name in names])  # [sites, splits]
+    overlap, level = sum(facts.tested_on) / max(sum(facts.trained_on), 1), 1 - 0.05 / len(names)
+    gaps = [statistics.interval(row, overlap=overlap, level=level) for row in shares - shares.mean(0)]
+    return [
+        n
+        for n, g in zip(names, gaps, strict=True)
+        if g.low is not None and g.high is not None and not g.low <= 0 <= g.high
+    ]
+
+
+def cell(text: str) -> str:
+    """A text as a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def told() -> list[tuple[str, list[str]]]:
@@ -199,23 +232,40 @@ def told() -> list[tuple[str, list[str]]]:
 def _privacy(facts: Facts) -> str:
     if not facts.sent:
         return "## Privacy\n\n- Nothing left the site for this model."
-    lines = [
-        "## Privacy",
-        "",
+    lines = ["## Privacy", ""]
+    if facts.simulated:
+        lines += [
+            "This run was a simulation on one machine. What is said here to have left would leave a site of a real"
+            " federation.",
+            "",
+        ]
+    lines += [
         f"- Left the site in every round: {in_words(facts.up)}. Stayed: the rows{_and(facts.stays)}."
         if facts.up != "–"
         else "- No tensor left the site.",
-        *(f"- Also left {when}: {'; '.join(what)}." for when, what in told()),
+        "- Also left: counts, scores, hashes and times. The end of this card lists all of them.",
         "- The audit log, the states and this folder stay at the site.",
-        "- Parameters can leak facts about the rows they were trained on (membership, sometimes more). Nothing here"
-        " hides them from the server."
-        if not facts.privacy
-        else "",
+    ]
+    if not facts.privacy:
+        lines.append(
+            "- Parameters can leak facts about the rows they were trained on (membership, sometimes more). Nothing here"
+            " hides them from the server."
+        )
+    lines += [
         *(f"- {line}" for line in facts.privacy),
         "- The scaling in preprocessing.json holds means and standard deviations of columns: treat the folder as"
         " confidential as those.",
     ]
-    return "\n".join(line for k, line in enumerate(lines) if line or k == 1)
+    return "\n".join(lines)
+
+
+def _all_that_left(facts: Facts) -> str:
+    if not facts.sent:
+        return ""
+    lines = ["## All that left beside the model"]
+    for when, what in told():
+        lines += ["", f"{when[0].upper()}{when[1:]}:", "", *(f"- {one}" for one in what)]
+    return "\n".join(lines)
 
 
 def _and(stays: str) -> str:
@@ -224,6 +274,7 @@ def _and(stays: str) -> str:
 
 def in_words(symbols: str) -> str:
     """What the symbols of the catalogue stand for."""
+    symbols = re.sub(r"\bhead\b", "last layer (head)", symbols)
     return re.sub("[θφωn](?![a-zA-Z])", lambda found: WORDS[found[0]] if _stands_alone(found) else found[0], symbols)
 
 
@@ -234,7 +285,7 @@ def _stands_alone(found: re.Match[str]) -> bool:
 def _limits() -> str:
     return (
         "## Limits\n\nA score on past rows of this site says nothing about other sites or later times. Not a medical"
-        " device; not checked for fairness between groups."
+        " device. Not checked for fairness between groups, beyond the scores by columns named in `sites.subgroups`."
     )
 
 

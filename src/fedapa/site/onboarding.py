@@ -218,6 +218,7 @@ def _facts(config: Config, parts: Parts, own: Own, task: Task, weights: dict[str
         task.names,
         privacy_of(parts.method, rounds),
         measures=measures_of(task.objective, task.classes),
+        simulated=True,
     )
 
 

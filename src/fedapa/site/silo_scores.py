@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedapa.analysis.personalized_model import in_use, last_checkpoint, predicti
 from fedapa.analysis.statistics import Floats, Interval
 from fedapa.config.experiment import assemble, read_config, single
 from fedapa.config.sections import Config
+from fedapa.core.scores import R2
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import some
 from fedapa.site.alone import Alone, Choice, alone
@@ -30,11 +32,12 @@ from fedapa.site.measures import (
 )
 from fedapa.store.run_folder import kept_engine
 
-BY_HEART = 0.1  # AUC on train rows above that on test rows
+BY_HEART = 0.1  # AUC or R² on train rows above that on test rows
 FEW = 5  # wrong or right answers on a test set: fewer show too little of how splits differ
 FEWEST_TRAIN, FEWEST_TEST = 10, 5  # rows of a site: from fewer there is no interval
 TUNED, PLAIN, ALONE = "local, tuned", "plain model", "alone"  # beside the methods; the last is the better of both
 CLASSES = (ACCURACY, AUC)
+LISTED = 3  # sites with a note of their own; more share one
 
 
 @dataclass(frozen=True)
@@ -197,30 +200,50 @@ def doubts(scored: Sequence[Scored], chosen: Sequence[Mapping[str, Any]] = (), t
     if tiny:
         rows = f"fewer than {FEWEST_TRAIN} train rows or {FEWEST_TEST} test rows"
         yield f"{some(tiny)}: {rows}; no interval, and the score says next to nothing"
-    yield from _trained_briefly(chosen, trained)
-    for site in dict.fromkeys(s.site for s in scored):
-        mine = [s for s in scored if (s.site, s.method) == (site, "local")]
-        pairs = [(s.train.get(AUC.name), s.values.get(AUC.name)) for s in mine]
+    short = _trained_briefly(chosen, trained)
+    if short:
+        yield (
+            f"{some(short)}: held-out rows ask for more training than these settings give (rate times epochs): all"
+            " methods may be undertrained, so try more rounds or a higher rate before you believe in a gain or a loss"
+        )
+    yield from _weighted(chosen)
+    yield from _trained_by_heart([s for s in scored if s.method == "local" and s.site not in (*tiny, *short)])
+
+
+def _trained_by_heart(scored: Sequence[Scored]) -> Iterator[str]:
+    """Sites that are much better on their train rows when alone, by AUC or by R², mean over the splits."""
+    found: dict[str, str] = {}
+    for site, name in product(dict.fromkeys(s.site for s in scored), (AUC.name, R2.name)):
+        pairs = [(s.train.get(name), s.values.get(name)) for s in scored if s.site == site]
         known = [(train, test) for train, test in pairs if train is not None and test is not None]
         if known:
             train, test = (sum(side) / len(known) for side in zip(*known, strict=True))
             if train - test > BY_HEART:
-                yield (
-                    f"{site} alone has AUC {train:.2f} on its train rows and {test:.2f} on its test rows: trained too"
-                    " long, or too few rows? Try fewer rounds before you believe in a gain"
-                )
+                found[site] = f"{name.upper()} {train:.2f} on its train rows and {test:.2f} on its test rows"
+    why = "trained too long, or too few rows? Try fewer rounds before you believe in a gain"
+    if len(found) > LISTED:
+        site, said = next(iter(found.items()))
+        yield f"{some(list(found))} alone do better on their train rows ({site}: {said}): {why}"
+    else:
+        yield from (f"{site} alone has {said}: {why}" for site, said in found.items())
 
 
-def _trained_briefly(chosen: Sequence[Mapping[str, Any]], trained: float) -> Iterator[str]:
+def _trained_briefly(chosen: Sequence[Mapping[str, Any]], trained: float) -> list[str]:
     """Sites that want at least twice the training on held-out rows, in most of the splits."""
     short: dict[str, list[bool]] = {}
     for one in chosen:
         wanted = one["network"]["settings"]
         short.setdefault(one["site"], []).append(wanted["lr"] * wanted["epochs"] >= 1.9 * trained > 0)
-    if names := [site for site, said in short.items() if sum(said) > len(said) / 2]:
+    return [site for site, said in short.items() if sum(said) > len(said) / 2]
+
+
+def _weighted(chosen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where most sites choose class weights on held-out rows, in most of the splits."""
+    wanted = [one["site"] for one in chosen if "class_weights" in one["network"]["settings"]]
+    if len(wanted) > len(chosen) / 2:
         yield (
-            f"{some(names)}: held-out rows ask for more training than these settings give (rate times epochs): all"
-            " methods may be undertrained, so try more rounds or a higher rate before you believe in a gain or a loss"
+            f"held-out rows of {some(list(dict.fromkeys(wanted)))} ask for class weights: try them for all methods,"
+            " --set objective.class_weights=balanced"
         )
 
 
@@ -344,7 +367,7 @@ def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, sig
     """mean (low to high)"""
     if interval is None or interval.mean != interval.mean:
         return "–"
-    sign = "+" if signed else ""
+    sign = "+z" if signed else "z"  # no -0.0
     mean = f"{scale * interval.mean:{sign}.{digits}f}"
     if interval.low is None or interval.high is None:
         return mean

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.analysis.statistics import FEWEST_ROWS, Floats, Interval
-from fedapa.site.measures import AUC, Measure
+from fedapa.site.measures import Measure
 from fedapa.site.silo_scores import shown
 
 DRAWS = 500
@@ -26,14 +26,13 @@ class Verdict(NamedTuple):
 def judge(
     measures: Sequence[Measure], y: npt.NDArray[Any], alone: Floats, joined: Floats, what: str, rival: str = ""
 ) -> Verdict:
-    """By the AUC of two classes, else by the first measure that has a value; ``what`` names the joined model, and
-    ``rival`` the other one if it is not the same network trained alone."""
-    ordered = sorted(measures, key=lambda measure: measure != AUC) if alone.shape[1] == 2 else list(measures)
-    values = [(m, m.of(y, alone), m.of(y, joined)) for m in ordered]
+    """By the primary measure, or the first that has a value; ``what`` names the joined model, and ``rival`` the other
+    one if it is not the same network trained alone."""
+    values = [(m, m.of(y, alone), m.of(y, joined)) for m in measures]
     known = [(m, a, b) for m, a, b in values if a is not None and b is not None]
     if not known:
         nothing = Interval(float("nan"), None, None, None)
-        return Verdict(ordered[0], nothing, ALONE, "the test rows are too few or too alike to compare the models")
+        return Verdict(measures[0], nothing, ALONE, "the test rows are too few or too alike to compare the models")
     measure, one, other = known[0]
     gain = paired(measure, y, alone, joined)
     use = JOINED if gain.mean > 0 else ALONE

@@ -179,8 +179,15 @@ class Regression(Objective):
     delta: float = hyper(1.0, "huber: where it turns linear, in standard deviations of the target", 1e-6, 1e6)
     mean: float = hyper(0.0, "of the target over all train samples; set from the data")
     std: float = hyper(1.0, "of the target; set from the data", 1e-30)
+    score: Literal["RMSE", "MAE", "R2"] = hyper("RMSE", "the primary score", repr=False)  # later than stored runs
 
     scores = (RMSE, MAE, R2, LOSS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = {"RMSE": RMSE, "MAE": MAE, "R2": R2}[self.score]
+        rest = tuple(score for score in Regression.scores if score is not first)
+        object.__setattr__(self, "scores", (first, *rest))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         error = outputs[:, 0] - (y - self.mean) / self.std
