@@ -45,6 +45,19 @@ def test_run_resume_compare_and_report(fedapa: Call, small: Path, own: Path, tmp
     assert "over local" in shown
 
 
+def test_a_file_finds_the_files_beside_it(fedapa: Call, small: Path, own: Path, tmp_path: Path) -> None:
+    """As a script does that Python runs; also in the processes of a sweep."""
+    (tmp_path / "apart" / "deep").mkdir(parents=True)
+    (tmp_path / "apart" / "deep" / "shares_of_mine.py").write_text("STEP = 0.25\n")
+    code = "from shares_of_mine import STEP\n" + own.read_text().replace("fa.hyper(0.5,", "fa.hyper(STEP,")
+    code = code.replace("from __future__ import annotations\n", "")
+    (tmp_path / "apart" / "deep" / "method.py").write_text(code)
+    words = ("--method", "apart/deep/method.py:HalfWay", "--jobs", 1, "--out", "out")
+    answer = fedapa("sweep", small, *words)
+    assert answer.code == 0, answer.err
+    assert status(Path("out/halfway-seed0")) == "finished"
+
+
 def test_with_full_steps_and_no_pull_it_is_fedavg_bit_for_bit(fedapa: Call, small: Path, own: Path) -> None:
     """Its settings arrive, and nothing around an own method changes a number."""
     words = ("--set", "method.halfway.step=1.0", "--set", "method.halfway.rho=0.0", "--set", "run.engine=torch")

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedapa.methods.pfedhn import PFedHN
     from fedapa.methods.pfedla import PFedLA
     from fedapa.methods.pfedme import PFedMe
+    from fedapa.methods.robust import Bounded, Krum, Median, Trimmed
     from fedapa.methods.scaffold import Scaffold
     from fedapa.methods.wrappers import Ema, Noised, Quantised, Top
     from fedapa.simulation import Result
@@ -109,6 +110,7 @@ _HOMES = {
     "fedapa.methods.pfedhn": ("PFedHN",),
     "fedapa.methods.pfedla": ("PFedLA",),
     "fedapa.methods.pfedme": ("PFedMe",),
+    "fedapa.methods.robust": ("Bounded", "Krum", "Median", "Trimmed"),
     "fedapa.methods.scaffold": ("Scaffold",),
     "fedapa.methods.wrappers": ("Ema", "Noised", "Quantised", "Top"),
     "fedapa.simulation": ("Result",),
@@ -129,6 +131,7 @@ __all__ = [
     "IFCA",
     "MOON",
     "Batch",
+    "Bounded",
     "Claims",
     "Classification",
     "Ditto",
@@ -156,10 +159,12 @@ __all__ = [
     "Fields",
     "InputError",
     "KNNPer",
+    "Krum",
     "LGFedAvg",
     "Lazy",
     "Local",
     "LocalOnly",
+    "Median",
     "Method",
     "Noised",
     "Objective",
@@ -181,6 +186,7 @@ __all__ = [
     "Top",
     "Training",
     "Tree",
+    "Trimmed",
     "fit",
     "from_arrays",
     "from_datasets",
@@ -200,4 +206,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    """What there is to use, without what this file itself imports."""
+    return sorted({*_HOME, *(name for name in globals() if name.startswith("__"))})

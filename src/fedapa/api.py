@@ -10,14 +10,15 @@ from typing import Any, Literal
 from fedapa import sinks
 from fedapa.config import fit_config
 from fedapa.config.load import check
-from fedapa.config.own_code import registered
+from fedapa.config.own_code import label_of, registered
 from fedapa.core.hyper_parameters import plain
 from fedapa.data import sources
 from fedapa.data.federated import Federated, federate, strata
 from fedapa.data.partitions import rules
 from fedapa.data.sites import assemble
-from fedapa.methods.catalogue import METHODS, make, recipe_training
+from fedapa.methods.catalogue import METHODS, make, recipe_training, wrapper_name
 from fedapa.methods.method import Method, Schedule
+from fedapa.methods.wrappers import Wrapped
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Progress, Result, make_task, simulate
 from fedapa.store.provenance import digest
@@ -81,6 +82,7 @@ def fit(
     frozen: Patterns = (),
     pretrained: bool = False,
     features: int = 0,
+    settings: Mapping[str, Any] | None = None,
     trainer: Trainer | str | None = None,
     engine: Engine = "auto",
     objective: Objective | str | None = None,
@@ -99,7 +101,7 @@ def fit(
     is a start of its own, pretrained or not: every client begins with its weights, whatever the seed. A list or a
     table of models gives clients different ones. ``shared`` and ``frozen`` are patterns over the names of parameters:
     what federates instead of all but the head, and what nobody trains. ``features`` is the size of one more layer
-    before the head.
+    before the head. ``settings`` are arguments of the function that makes the model: ``{"vocabulary": 40}``.
 
     ``trainer`` is your own training loop, ``train(module, data, training, generator)`` or "file.py:function".
 
@@ -113,31 +115,32 @@ def fit(
     `fedapa resume`, `export` and `onboard` know it as one of their own.
     ``log`` also writes every round to "tensorboard", "mlflow", "wandb" or "file.py:Class".
     """
-    data = data.held_out(validation, seed)
+    data = _held_out(data, validation, seed)
     chosen = make(method) if isinstance(method, str) else method
     model = registered(model, "models") if isinstance(model, str) else model
     objective = registered(objective, "objectives") if isinstance(objective, str) else objective
     low, high = (participation, participation) if isinstance(participation, int | float) else participation
     training = {**(recipe_training(method) if isinstance(method, str) else {}), **training}
-    training |= {} if trainer is None else {"trainer": trainer if isinstance(trainer, str) else name_of(trainer)}
+    training |= {} if trainer is None else {"trainer": _trainer_name(trainer)}
     checked = check({"training": training}, name="fit").training  # the same words and ranges as in a config
     engine = engine if out is None else kept_engine(engine, Path(out))
     aim = make_objective(objective) if isinstance(objective, str) else objective
     data = data if aim is None else data.with_target(aim.target)
     options: dict[str, Any] = {"shared": shared, "frozen": frozen, "pretrained": pretrained, "features": features}
+    options["settings"] = dict(settings or {})
     loop = None if isinstance(trainer, str) else trainer
     task = make_task(data, model, checked, rounds, head, buffers, engine, (low, high), aim, device, loop, **options)
     plan = Plan(rounds, (low, high), schedule or "auto", seed)
     folder, names = None if out is None else make_folder(Path(out)), [log] if isinstance(log, str) else list(log)
-    label = _label(chosen)
+    label = label_of(method) if isinstance(method, str) else _label(chosen)
     meta = {"label": label, "seed": str(seed), "rounds": str(rounds)}
     meta |= {"evaluated": chosen.evaluated, "partition": data.fingerprint, "source": data.name}
     meta["config"] = _config_hash(chosen, task, plan)
-    model_words = {"name": model, "head": head, "buffers": buffers}
+    model_words = {"name": model, "head": head, "buffers": buffers, **options}
     if folder is not None:
-        aimed = objective if isinstance(objective, str) or objective is None else None
-        given = fit_config.Given(chosen, label, data, model_words, aimed, training, plan, engine, workers, names)
-        meta |= fit_config.keep(folder, given) if aimed is objective else {}
+        run = {"engine": engine, "workers": workers, "device": device, "log": names}
+        given = fit_config.Given(chosen, label, data, model_words, objective, training, trainer, plan, run)
+        meta |= fit_config.keep(folder, given)
     told = sinks.Started(f"{label}-seed{seed}", folder, sinks.flat({"method": plain(chosen), "training": training}))
     with sinks.logging(names, told, task.objective.scores, progress) as hear:
         return simulate(chosen, task, data, plan, folder, meta, workers=workers, progress=hear)
@@ -153,8 +156,22 @@ def _config_hash(method: Method, task: Task, plan: Plan) -> str:
     return digest({str(k): repr(part) for k, part in enumerate(given)})
 
 
+def _trainer_name(trainer: Trainer | str) -> str:
+    return trainer if isinstance(trainer, str) else fit_config.own_name(trainer) or name_of(trainer)
+
+
+def _held_out(data: Federated, share: float, seed: int) -> Federated:
+    """Data that were dealt by ``load`` are dealt once more, as a config with data.validation does."""
+    words = fit_config.words_of(data)
+    if share and words is not None and not words["validation"]:
+        return load(**{**words, "validation": share})
+    return data.held_out(share, seed)
+
+
 def _label(method: Method) -> str:
     """The name that the command line gives to a method; of one that it does not know, the name of its class."""
     own = type(method).__name__
+    if isinstance(method, Wrapped):
+        return f"{_label(method.inner)}+{wrapper_name(method) or own.lower()}"
     alike = (name for name, known in METHODS.items() if known.where.endswith(f":{own}") and make(name) == method)
     return next(alike, own.lower())

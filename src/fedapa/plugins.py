@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,18 +45,36 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """A file as the module ``name``, run anew; one that fails leaves no module behind."""
+    """A file as the module ``name``, run anew; one that fails leaves no module behind.
+
+    It finds the files beside it, as a script that Python runs does; installed packages come first.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look their module up
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def failed(what: str, error: Exception, place: str) -> InputError:
+    """What a user's code raised, and the deepest line of its own file ``place`` that was reached."""
+    frames = traceback.extract_tb(error.__traceback__)
+    spot = next((frame for frame in reversed(frames) if frame.filename == place), frames[-1])
+    said = f"{what} failed: {type(error).__name__}: {error}"
+    return InputError(said, f"see {spot.filename}, line {spot.lineno}")
+
+
+def file_of(code: object) -> str:
+    """The file of a function or class; empty where there is none."""
+    return str(getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", ""))
 
 
 def is_own(name: str) -> bool:

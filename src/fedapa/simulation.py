@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fedapa.core.scores import LOSS, scores_to_json
+from fedapa.core.summaries import TEST, VALIDATION, Summary, summarise
 from fedapa.core.threads import one_thread
 from fedapa.core.tree import Tree, count_bytes, digest
 from fedapa.data.federated import Federated
 from fedapa.data.samples import blank
-from fedapa.errors import InputError, RunError
+from fedapa.errors import InputError, RunError, did_you_mean
 from fedapa.methods.method import Method, Role, named
 from fedapa.methods.wrappers import account_of, noise_of
 from fedapa.rounds import loop
-from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, summarise
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.loop import Context
 from fedapa.rounds.membership import Membership
@@ -85,10 +85,18 @@ def _tried(data: Federated) -> Any:
 
 
 def check_recipe(task: Task, data: Federated) -> None:
-    """A patience needs held-out samples; a site that agrees to a run's terms has no data yet."""
-    if task.training.patience and data.clients and all(client.validation is None for client in data.clients):
-        hint = "hold some out: data.validation = 0.1, or validation=0.1 in Python"
-        raise InputError(f"training.patience is {task.training.patience}, and no client has validation data", hint)
+    """Refuse settings that would do nothing. A site has no other client's data, and none when it agrees to terms."""
+    clients, own = {client.name for client in data.clients} | set(map(str, range(len(data.clients)))), task.training
+    if len(data.clients) > 1 and (unknown := [name for name in own.by_client or {} if name not in clients]):
+        hint = did_you_mean(unknown[0], clients, "give a client's name, or its number, counted from 0")
+        raise InputError(f"training.by_client names {unknown[0]!r}, which no client is called", hint)
+    for training in (own, *(own.of_client(-1, name) for name in own.by_client or {})):
+        if training.nesterov and (training.optimizer != "sgd" or not training.momentum):
+            said = f"training.nesterov is true, with {training.optimizer} and momentum {training.momentum:g}"
+            raise InputError(said, "it is for sgd with momentum; leave it out")
+        if training.patience and data.clients and all(client.validation is None for client in data.clients):
+            hint = "hold some out: data.validation = 0.1, or validation=0.1 in Python"
+            raise InputError(f"training.patience is {training.patience}, and no client has validation data", hint)
 
 
 def default_objective(data: Federated) -> Objective:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedapa.core.scores import LOSS, Score
+from fedapa.core.summaries import TEST, VALIDATION, Sums, summarise
 from fedapa.errors import InputError, did_you_mean
 from fedapa.plugins import is_own, load_object
-from fedapa.rounds.evaluation import TEST, VALIDATION, Sums, summarise
 from fedapa.rounds.round_log import RoundLog
 
 

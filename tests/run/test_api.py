@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedapa as fa
+from command import Call
 from fedapa.analysis import comparison, result_sets
 from fedapa.store import run_db
 
@@ -167,6 +170,50 @@ def test_a_run_folder_of_fit_can_be_compared(tmp_path: Path) -> None:
         assert run_db.meta(db)["source"] == "arrays"
 
 
+def own_loop(module: nn.Module, data: Any, training: fa.Training, generator: torch.Generator) -> None:
+    """Somebody's training loop, in a module that another process can import."""
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "kept"),
+    [
+        ("fedper", {"shared": ["fc*", "!fc2*"]}, 'shared = [\n    "fc*",'),
+        ("local", {"validation": 0.2, "patience": 1}, "validation = 0.2"),
+        ("fedper+ema", {}, '"fedper+ema"'),
+        (fa.Quantised(fa.FedAPA(eta=0.5), bits=4), {}, "bits = 4"),
+        ("fedproto", {"model": ["mlp", "cnn8"], "features": 8}, "features = 8"),
+        ("local", {"objective": fa.Classification(label_smoothing=0.1)}, "label_smoothing = 0.1"),
+        ("fedapa", {"trainer": own_loop}, "test_api.py:own_loop"),
+        ("fedapa@authors", {"lr": 0.033}, "lr = 0.033"),
+    ],
+)
+def test_all_that_fit_was_given_is_in_the_config(
+    fedapa: Call, tmp_path: Path, method: Any, words: dict[str, Any], kept: str
+) -> None:
+    """Or `fedapa resume` and `export` would take the run for another one."""
+    digits = fa.load("digits", "iid", clients=2)
+    fa.fit(method, digits, out=tmp_path / "run", **{"model": "mlp", "rounds": 1, "epochs": 1, **words})
+    assert kept in (tmp_path / "run" / "config.toml").read_text()
+    unfinish(tmp_path / "run")
+    answer = fedapa("resume", "run")
+    assert answer.code == 0, answer.err
+    assert fedapa("export", "run", "--client", 0, "--deliver-anyway").code == 0
+
+
+def test_a_loop_of_a_script_leaves_a_run_without_config(tmp_path: Path) -> None:
+    """Nobody else could import it."""
+    fa.fit("local", fa.load("digits", "iid", clients=2), "mlp", 1, trainer=lambda *words: None, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def unfinish(run: Path) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        db.execute("UPDATE meta SET value='running' WHERE key='status'")
+
+
 def test_loading_shipped_data() -> None:
     digits = fa.load("digits", "iid", clients=3)
     assert len(digits.clients) == 3
@@ -189,6 +236,8 @@ def test_loading_shipped_data() -> None:
         ({"model": dict}, "model 'dict' cannot be made"),
         ({"model": lambda: 7}, "model .* made int"),
         ({"model": 3}, "model is 3"),
+        ({"model": Net, "settings": {"width": 3}}, "'width' is for models by name"),
+        ({"settings": {"width": 3}}, "has no setting 'width'"),
         ({"head": "last"}, "no submodule named 'last'"),
         ({"method": "fedapaa"}, "unknown method"),
         ({"engine": "native"}, "native engine"),

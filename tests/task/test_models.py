@@ -1,13 +1,13 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fedapa.errors import InputError
-from fedapa.training.architectures import MODELS
+from fedapa.training.architectures import MODELS, library_models
 from fedapa.training.model import build_model
 from fedapa.training.model_names import SHIPPED
 from fedapa.training.split_model import SplitModel
@@ -159,6 +159,14 @@ def test_resnet18_has_the_size_that_is_published_for_cifar() -> None:
     assert large.theta_trainable + large.phi_trainable == 11_689_512  # torchvision
 
 
+@pytest.mark.parametrize(("wrong", "hint"), [(9, "model.settings.vocabulary=10"), (-1, "ids count from 0")])
+def test_a_transformer_names_the_id_that_it_does_not_know(wrong: int, hint: str) -> None:
+    model = build_model("transformer", (9,), 3, settings={"vocabulary": 7})
+    with pytest.raises(InputError, match=f"knows the token ids 0 to 6, the data have {wrong}") as caught:
+        model.features(*model.init(0), torch.full((1, 9), wrong))
+    assert hint in caught.value.hint
+
+
 def test_padding_does_not_change_what_a_transformer_says() -> None:
     model = build_model("transformer", (9,), 3, settings={"vocabulary": 7})
     theta, phi = model.init(0)
@@ -225,3 +233,9 @@ def test_a_model_of_torchvision_gets_our_outputs_and_keeps_published_weights(mon
 def test_a_layer_before_the_head_gives_all_models_features_of_one_size() -> None:
     sizes = {name: build_model(name, (1, 16, 16), 4, features=40).feature_size for name in ("lenet5", "cnn8", "mlp")}
     assert set(sizes.values()) == {40}
+
+
+def test_no_code_of_a_librarys_model_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    with pytest.raises(InputError, match="trust_remote_code is not allowed"):
+        library_models.maker("hf:some/model")((6,), 3, trust_remote_code=True)

@@ -2,27 +2,34 @@
 
 import dataclasses
 import math
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedapa.config.experiment import config_hash
+from fedapa.config.load import check, dump, load
+from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays
 from fedapa.errors import InputError
 from fedapa.methods.apfl import APFL
 from fedapa.methods.catalogue import make
 from fedapa.methods.scaffold import Scaffold
+from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import Record, Request, visit
-from fedapa.simulation import make_task
+from fedapa.simulation import make_task, simulate
 from fedapa.training.augment import augmentation
 from fedapa.training.engines.choice import engine_note
 from fedapa.training.engines.native import available
 from fedapa.training.local import Local
 from fedapa.training.objective import Classification, make_objective
 from fedapa.training.optimizers import base_rate, schedule_factor
-from fedapa.training.settings import Training
+from fedapa.training.settings import Engine, Training
 from fedapa.training.task import Batch, Task, task_loss
 from fedapa.verify.case import Case
 from fedapa.verify.laws import resume_is_exact
@@ -195,6 +202,55 @@ def test_patience_without_held_out_data_is_refused() -> None:
         task_of(patience=2)
 
 
+# ------------------------------------------------------------------------------------------- recipes of some clients
+
+
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+def test_a_client_may_have_a_recipe_of_its_own(engine: Engine) -> None:
+    """It trains as in a run where all have that recipe, and the others as if it had none."""
+    own: dict[str, Any] = {"epochs": 3, "optimizer": "adam", "betas": [0.8, 0.99], "lr": 0.003}
+    data, plan = federated((1, 8, 8), clients=3), Plan(2, seed=3)
+
+    def ends(**settings: Any) -> list[Tree]:
+        task = make_task(data, "cnn8", Training(batch=8, **settings), 2, engine=engine)
+        return [record.state for record in simulate(make("local"), task, data, plan).records]
+
+    mixed, all_own, all_plain = ends(by_client={"1": own, "2": {"momentum": 0.9}}), ends(**own), ends()
+    assert gap(mixed[1], all_own[1]) < 1e-6
+    assert gap(mixed[1], all_plain[1]) > 1e-3
+    assert max(gap(mixed[k], all_plain[k]) for k in (0, 2)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"1": {"lrr": 0.1}}, r"training\.by_client\.1 has no key 'lrr'"),
+        ({"1": {"lr": -0.1}}, r"training\.by_client\.1\.lr is -0\.1"),
+        ({"1": {"augment": "flip"}}, "has no key 'augment'"),
+        ({"9": {"lr": 0.1}}, "names '9', which no client is called"),
+        ({"1": {"patience": 2}}, "no client has validation data"),
+    ],
+)
+def test_recipes_of_clients_are_checked(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        task_of(by_client=wrong)
+    assert caught.value.hint
+
+
+def test_recipes_of_clients_in_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('methods = ["local"]\n[training.by_client.3]\nlr = 0.5\n')
+    config = load(str(path), ["training.by_client.3.epochs=7"])
+    assert config.training.of_client(3, "3") == Training(lr=0.5, epochs=7)
+    assert config.training.of_client(4, "4") is config.training
+    assert load_again(config).training == config.training
+    assert config_hash(config) != config_hash(load(str(path)))
+
+
+def load_again(config: Config) -> Config:
+    return check(tomllib.loads(dump(config)))
+
+
 # ------------------------------------------------------------------------------------------------------ augmentation
 
 
@@ -246,6 +302,19 @@ def test_flips_and_crops_keep_pixels_where_they_belong() -> None:
 def test_unknown_augmentations_are_refused(spec: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         augmentation(spec)
+
+
+def test_an_augmentation_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\n\ndef wrong(x, random):\n    return torch.cat([x, random])\n")
+    with pytest.raises(InputError, match=r"augmentation '.*mine.py:wrong' failed: TypeError") as caught:
+        augmentation(f"{tmp_path}/mine.py:wrong")(torch.zeros(2, 3), np.random.default_rng(0))  # type: ignore[misc]
+    assert caught.value.hint == f"see {tmp_path}/mine.py, line 4"
+
+
+@pytest.mark.parametrize("words", [{"optimizer": "adam"}, {"momentum": 0.0}])
+def test_nesterov_is_refused_where_it_would_do_nothing(words: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"training\.nesterov"):
+        task_of(nesterov=True, **words)
 
 
 def test_images_only_are_flipped() -> None:

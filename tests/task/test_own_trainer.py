@@ -66,6 +66,16 @@ def test_methods_of_the_plain_loss_take_it_and_the_others_refuse_in_one_line(nam
         dry(name, data)
 
 
+def test_a_method_without_its_pull_takes_it(data):
+    """FedAMP, and FedProx, which is FedAvg then."""
+    assert fa.fit(fa.FedAMP(lam=0.0), data, "mlp", rounds=1, trainer=plain_sgd).logs
+    thetas = [
+        fa.fit(method, data, "mlp", rounds=2, trainer=plain_sgd).state.server["omega"]
+        for method in ("fedavg", fa.FedProx(mu=0.0))
+    ]
+    assert torch.equal(*thetas)
+
+
 def test_it_learns_under_fedapa_as_the_librarys_own_loop_does(data):
     own = fa.fit("fedapa", data, "mlp", rounds=4, trainer=plain_sgd, lr=0.05, batch=16)
     ours = fa.fit("fedapa", data, "mlp", rounds=4, lr=0.05, batch=16, keep_momentum=False, engine="torch")

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -64,7 +65,7 @@ def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, s
     """Change ``raw`` in place; returns the argument behind each change."""
     origin: dict[Path_, str] = {}
     for change in changes:
-        said, path, value = _change(change) if isinstance(change, str) else change
+        said, path, value = parse_change(change) if isinstance(change, str) else change
         _assign(raw, path, value, said)
         origin[path] = said
     return origin
@@ -164,7 +165,13 @@ def training_of(config: Config, name: str) -> Training:
     """[training] with what the method's recipe says on top, and the keys of [method.NAME.training] on top of that."""
     own = config.method.get(name, {}).get("training", {})
     recipe = recipe_training(settings_of(config, name)[0])
-    return TypeAdapter(Training).validate_python({**asdict(config.training), **recipe, **own})
+    return _training_adapter().validate_python({**asdict(config.training), **recipe, **own})
+
+
+@cache
+def _training_adapter() -> TypeAdapter[Training]:
+    """Made once: it takes ten milliseconds, and every run asks for it several times."""
+    return TypeAdapter(Training)
 
 
 def _text(source: str) -> tuple[str, str]:
@@ -180,7 +187,8 @@ def _text(source: str) -> tuple[str, str]:
     raise InputError(f"no file and no preset is called {source!r}", hint)
 
 
-def _change(change: str) -> Change:
+def parse_change(change: str) -> Change:
+    """A key=value of --set."""
     key, equals, value = change.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {change!r} is not key=value", "for example --set run.rounds=10")

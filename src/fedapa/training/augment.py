@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedapa.errors import InputError
-from fedapa.plugins import is_own, load_object
+from fedapa.plugins import failed, file_of, is_own, load_object
 from fedapa.training.task import Augment
 
 MARGIN = 8  # a crop moves an image by up to this part of its width: 4 pixels of 32
@@ -64,7 +64,10 @@ def _all(steps: list[Augment], x: Any, random: np.random.Generator) -> Any:
 
 def _checked(spec: str, own: Augment, x: Any, random: np.random.Generator) -> Any:
     """A function of the user's own may change everything but the type and the number of samples."""
-    found = own(x, random)
+    try:
+        found = own(x, random)
+    except Exception as error:  # the user's code may fail in any way
+        raise failed(f"augmentation {spec!r}", error, file_of(own)) from error
     if type(found) is not type(x) or len(found) != len(x):
         said = f"{type(found).__name__} of {len(found) if hasattr(found, '__len__') else '?'}"
         raise InputError(f"augmentation {spec!r} made {said} of {type(x).__name__} of {len(x)}", "keep both")

@@ -35,6 +35,14 @@ def accelerators() -> list[str]:
     return [*found, "mps"] if torch.backends.mps.is_available() else found
 
 
+def seed_torch(seed: int) -> None:
+    """``torch.manual_seed``, which keeps a stack trace per kind of device that is not there: 0.6 ms a call."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)

@@ -227,7 +227,7 @@ class Local:
             changed: dict[str, Any] = {
                 k: v for k, v in {**asked, "epochs": epochs}.items() if isinstance(v, int | float)
             }
-            is_plain = loss is task_loss and not (carry or project or steps or isinstance(lr, Mapping))
+            is_plain = _is_plain(loss, given or {}) and not (carry or project or steps or isinstance(lr, Mapping))
             wanted = own_trainer.Wanted(params, given or {}, loss, is_plain)
             seed = torch_seed(self.seed, "trainer", self.round, self.client, self.calls)
             return own_trainer.train_with(trainer, self.task, wanted, self.data, replace(training, **changed), seed)
@@ -293,6 +293,11 @@ class Local:
         """Momentum belongs to weights: by default it stays with those that the client itself goes on with."""
         keep = self.task.training.keep_momentum
         return not replaced if keep == "auto" else keep
+
+
+def _is_plain(loss: Loss, given: Tree) -> bool:
+    """Whether the loss is the task's: a pull of strength 0 adds nothing."""
+    return loss is task_loss or (loss is proximal and not given["rho"])
 
 
 def own_start(seed: int, client: int) -> int:

@@ -138,10 +138,13 @@ def _of_tokens(made: Callable[[Tensor], SplitModel], shape: tuple[int, ...]) -> 
 
 
 def _builder(model: Any, shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return lambda: model
     if isinstance(model, str):
         return partial(_made, model, _with_settings(model, factory(model), settings), shape, classes)
+    if settings:
+        said = f"the setting {next(iter(settings))!r} is for models by name"
+        raise InputError(said, "give your module, class or function its arguments yourself")
+    if isinstance(model, nn.Module):
+        return lambda: model
     if not callable(model):
         hint = f"give a name ({', '.join(MODELS)}), a module, or a class or function that makes one"
         raise InputError(f"model is {model!r}", hint)

@@ -7,7 +7,6 @@ architecture. What a method asks of it is plain minimisation from a start, of th
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from fedapa.core.tree import Tree
 from fedapa.data.federated import Split
 from fedapa.data.samples import are_fields, in_memory
 from fedapa.errors import FedapaError, InputError
-from fedapa.plugins import load_object
+from fedapa.plugins import failed, file_of, load_object
+from fedapa.training.devices import seed_torch
 from fedapa.training.settings import Training
 from fedapa.training.task import Task, Trainer
 
@@ -106,7 +106,7 @@ def train_with(trainer: Trainer, task: Task, wanted: Wanted, data: Split, recipe
     module = _module(task, wanted)
     samples = TensorDataset(task.prepare(data.x), data.y) if in_memory(data.x) else Samples(task, data)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         answer = _called(trainer, module, samples, recipe, torch.Generator().manual_seed(seed))
     return _read(task, answer if isinstance(answer, nn.Module) else module, wanted.params)
 
@@ -129,9 +129,7 @@ def _called(trainer: Trainer, *arguments: Any) -> object:
     except FedapaError:
         raise
     except Exception as error:
-        spot = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"trainer {name_of(trainer)!r} failed: {type(error).__name__}: {error}"
-        raise InputError(said, f"see {spot.filename}, line {spot.lineno}") from error
+        raise failed(f"trainer {name_of(trainer)!r}", error, file_of(trainer)) from error
 
 
 def _read(task: Task, module: nn.Module, params: Tree) -> Tree:

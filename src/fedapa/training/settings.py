@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
+from fedapa.errors import InputError, did_you_mean
 from fedapa.toml_table import TABLE
 
 Engine = Literal["auto", "torch", "vmap", "native"]
@@ -56,6 +57,31 @@ class Training:
     ] = ""
     precision: Annotated[Precision, Field(description="of the passes; weights and steps are float32")] = "float32"
     trainer: Annotated[StrictStr, Field(description="your own training loop: file.py:function")] = ""
+    by_client: Annotated[
+        dict[str, dict[str, Any]] | None,
+        Field(description="clients with other values than these, by name or number"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for client, own in (self.by_client or {}).items():
+            self._with(client, own)  # refuses what cannot be
+
+    def of_client(self, i: int, name: str) -> Training:
+        """The recipe of one client; the same object where it has none of its own."""
+        found = [(key, self.by_client[key]) for key in (name, str(i)) if key in (self.by_client or {})]  # type: ignore[index]
+        return self._with(*found[0]) if found else self
+
+    def _with(self, client: str, own: dict[str, Any]) -> Training:
+        legal, place = [f.name for f in fields(self) if f.name not in OF_ALL], f"training.by_client.{client}"
+        if unknown := [key for key in own if key not in legal]:
+            hint = did_you_mean(unknown[0], legal, f"legal here: {', '.join(legal)}")
+            raise InputError(f"{place} has no key {unknown[0]!r}", hint)
+        try:
+            return TypeAdapter(Training).validate_python({**asdict(replace(self, by_client=None)), **own})
+        except ValidationError as error:
+            first = error.errors()[0]
+            said = f"{place}.{'.'.join(map(str, first['loc']))} is {first['input']!r}"
+            raise InputError(said, f"it {first['msg'].removeprefix('Input ')}") from None
 
     def __repr__(self) -> str:
         """Later keys are shown where they are no default, so that a run begun before they came still knows itself."""
@@ -81,10 +107,17 @@ class Training:
         parts += [f"patience {self.patience}"] if self.patience else []
         parts += [f"augment {self.augment}"] if self.augment else []
         parts += [self.precision] if self.precision != "float32" else []
+        parts += [f"other values at {', '.join(self.by_client)}"] if self.by_client else []
         return ", ".join([*parts, f"batch {self.batch}", f"{self.epochs} epochs"])
+
+    @property
+    def highest_rate(self) -> float:
+        """Of the whole model or one of its parts, before any schedule, which only lowers it."""
+        return max(self.lr, self.lr_theta, self.lr_phi)
 
     def _parts(self) -> list[tuple[str, float]]:
         return [("lr_theta", self.lr_theta), ("lr_phi", self.lr_phi)]
 
 
+OF_ALL = ("augment", "precision", "trainer", "by_client")  # keys that clients have in common
 EARLY = 8  # keys that were there from the start

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapa.errors import InputError
+from fedapa.training.devices import seed_torch
 from fedapa.training.flat_vectors import pack, size_of, slots_of, unpack
 from fedapa.training.selection import Patterns, as_list, check_patterns, freeze, frozen_layers, is_chosen
 from fedapa.training.settings import HEAD, Buffers
@@ -51,6 +52,7 @@ class SplitModel:
         if self._shared and head == HEAD and HEAD not in dict(whole.named_modules()):
             self._head = WHOLE
         self.extractor, self.head = self._cut(whole)
+        self._tied = _has_tied(self.extractor) or _has_tied(self.head)
         self.stochastic = any(map(_is_random, self.extractor.modules()))
         self._local = threading.local()
         self._still = frozen_layers(self.extractor)
@@ -79,7 +81,7 @@ class SplitModel:
         self._theta_in_head = any(not self._is_extractors(slot.name) for slot in self.theta_slots)
         self.is_patterned = bool(self._shared)
         self.plain_head = isinstance(self.head, nn.Linear) and self.head.bias is not None
-        self._check(sample)
+        self._check(sample, whole)
 
     @property
     def theta_size(self) -> int:
@@ -107,7 +109,7 @@ class SplitModel:
         given = _of_side("extractor", values)
         if train and self.has_buffers:
             given = self._record(mine, given)
-        z: Tensor = functional_call(mine.extractor, given, (x,))
+        z: Tensor = functional_call(mine.extractor, given, (x,), tie_weights=self._tied)
         return z
 
     def logits(self, phi: Tensor, z: Tensor, theta: Tensor | None = None) -> Tensor:
@@ -115,7 +117,7 @@ class SplitModel:
         if self._theta_in_head:
             assert theta is not None, "a part of the head is shared"
             values |= unpack(theta, self.theta_slots)
-        out: Tensor = functional_call(self._mine(z.device).head, _of_side("head", values), (z,))
+        out: Tensor = functional_call(self._mine(z.device).head, _of_side("head", values), (z,), tie_weights=self._tied)
         return out
 
     def module(self, theta: Tensor, phi: Tensor) -> nn.Module:
@@ -172,7 +174,7 @@ class SplitModel:
 
     def _drawn(self, seed: int) -> nn.Module:
         with DRAWING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seed_torch(seed)
             return self._build()
 
     def _record(self, mine: threading.local, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -221,9 +223,9 @@ class SplitModel:
         extractor.set_submodule(self._head, nn.Identity())
         return extractor, copy.deepcopy(head)
 
-    def _check(self, sample: Tensor) -> None:
+    def _check(self, sample: Tensor, module: nn.Module) -> None:
         """The head must be the last thing that the module does, or splitting there changes the model."""
-        whole = copy.deepcopy(self._first()).eval()  # a module of the caller's stays in the mode that it is in
+        whole = copy.deepcopy(module).eval()  # a module of the caller's stays in the mode that it is in
         extractor, head = (part.eval() for part in self._cut(whole))
         with torch.no_grad():
             try:
@@ -248,6 +250,12 @@ def _is_head(head: nn.Module, z: Tensor, logits: Tensor) -> bool:
     except RuntimeError:
         return False
     return found.shape == logits.shape and torch.allclose(found, logits, atol=1e-5)
+
+
+def _has_tied(module: nn.Module) -> bool:
+    """Whether a tensor of it has two names; looking for them takes a third of the call of a small module."""
+    listed = (module.named_parameters, module.named_buffers)
+    return any(len(list(names())) < len(list(names(remove_duplicate=False))) for names in listed)
 
 
 def _is_random(layer: nn.Module) -> bool:

@@ -71,10 +71,12 @@ class Task:
         return self if own is self.objective else replace(self, objective=own)
 
     def for_client(self, i: int) -> Task:
-        """The task as client i has it: with its own architecture."""
-        if self.architectures is None:
-            return self
-        return replace(self, model=self.architectures.of(i, self.names[i] if self.names else str(i)))
+        """The task as client i has it: with its own architecture and recipe; the same object where it has neither."""
+        name = self.names[i] if self.names else str(i)
+        training = self.training.of_client(i, name)
+        model = self.model if self.architectures is None else self.architectures.of(i, name)
+        is_common = training is self.training and model is self.model
+        return self if is_common else replace(self, model=model, training=training)
 
     @property
     def is_stochastic(self) -> bool:

@@ -23,6 +23,7 @@ from fedapa.rounds.round_log import RoundLog, State
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Record, Reply, Request
 from fedapa.simulation import make_task
+from fedapa.training.devices import seed_torch
 from fedapa.training.local import Local
 from fedapa.training.objective import Classification, Objective
 from fedapa.training.settings import HEAD, Buffers, Engine, Training
@@ -33,6 +34,7 @@ ROUNDS, CLASSES = 4, 3
 SIZES = (40, 23, 31, 7)
 TOKENS = 10
 KEPT = 256  # cases whose visits are kept: laws of a method have many in common, and so have methods with their limits
+HOW = "check its first layer"
 SAMPLES = ((False, False), (True, False), (False, True))  # images, tokens: what a user's model is tried on
 
 
@@ -77,6 +79,7 @@ class Case:
     buffers: Buffers = "shared"  # where its statistics are
     model: str = ""  # a user's, instead of the suite's
     head: str = HEAD  # of the user's model
+    settings: tuple[tuple[str, Any], ...] = ()  # arguments of the function that makes the user's model
 
     @cached_property
     def data(self) -> Federated:
@@ -86,8 +89,9 @@ class Case:
     @cached_property
     def task(self) -> Task:
         model, head = (self.model, self.head) if self.model else self._own_model()
-        options = {"engine": self.engine, "objective": self.objective, "shared": self.shared}
-        return make_task(self.data, model, self.training, ROUNDS, head, self.buffers, **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"engine": self.engine, "objective": self.objective, "shared": self.shared}
+        options["settings"] = dict(self.settings)
+        return make_task(self.data, model, self.training, ROUNDS, head, self.buffers, **options)
 
     def _own_model(self) -> tuple[nn.Module, str]:
         outputs = self.objective.outputs(CLASSES)
@@ -100,13 +104,25 @@ class Case:
         for images, tokens in SAMPLES if self.model else ((self.images, self.tokens),):
             case = replace(self, images=images, tokens=tokens)
             try:
-                assert case.task  # made here, and kept
+                case.try_model()
             except InputError as error:
                 refusals.append(error)
             else:
                 return case
-        hint = "the laws are checked on 6 numbers, images of 1 x 8 x 8 and 6 token ids below 10"
-        raise InputError(f"model {self.model!r} takes none of the samples: {refusals[0].message}", hint)
+        first, *others = refusals
+        if all(error.message == first.message for error in others):  # it is not the samples
+            raise first
+        hint = f"{first.hint}; the laws are checked on 6 numbers, images of 1 x 8 x 8 and 6 token ids below 10"
+        raise InputError(f"model {self.model!r} takes none of the samples: {first.message}", hint)
+
+    def try_model(self) -> None:
+        """Refuse a model that cannot be made, or cannot take the samples."""
+        task, x = self.task, torch.cat([client.train.x for client in self.data.clients])
+        try:
+            with torch.no_grad():
+                task.predict(dict(zip(("theta", "phi"), task.init(7), strict=True)), x)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"the model cannot take samples of shape {list(x.shape[1:])}: {error}", HOW) from error
 
     @cached_property
     def expected(self) -> Expected:
@@ -225,7 +241,7 @@ class Tampering(Remembering):
 
 def _model(images: bool, norm: bool, outputs: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+        seed_torch(5)
         if images:
             return nn.Sequential(
                 nn.Conv2d(1, 4, 5),
@@ -242,7 +258,7 @@ def _model(images: bool, norm: bool, outputs: int) -> nn.Sequential:
 
 def _embedding(outputs: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+        seed_torch(5)
         return nn.Sequential(nn.Embedding(TOKENS, 3), nn.Flatten(), nn.Linear(18, 5), nn.ReLU(), nn.Linear(5, outputs))
 
 

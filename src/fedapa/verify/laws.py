@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapa.core.summaries import Sums
 from fedapa.core.tree import Tree, clone, count_bytes, digest, distance
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import COUNTS, Surrogate
-from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.round_log import State
 from fedapa.rounds.transport import Reply
 from fedapa.store import checkpoint

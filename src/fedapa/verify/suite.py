@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedapa.errors import InputError
 from fedapa.methods.method import Claims, Method, Schedule
@@ -42,10 +42,20 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def verify(method: Method, objective: Objective | None = None, model: str = "", head: str = HEAD) -> Iterator[Finding]:
-    """Every law under both schedules, with cross-entropy or another objective, on a small model or the user's own."""
+def verify(
+    method: Method,
+    objective: Objective | None = None,
+    model: str = "",
+    head: str = HEAD,
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[Finding]:
+    """Every law under both schedules, with cross-entropy or another objective, on a small model or the user's own.
+
+    ``settings`` are arguments of the function that makes the user's model.
+    """
+    words = {"model": model, "head": head, "settings": tuple((settings or {}).items())}
     for schedule in SCHEDULES:
-        case = Case(method, schedule, objective=objective or Classification(), model=model, head=head).fitting()
+        case = Case(method, schedule, objective=objective or Classification(), **words).fitting()  # type: ignore[arg-type]
         for name, law in LAWS.items():
             begin = time.perf_counter()
             try:

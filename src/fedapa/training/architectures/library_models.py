@@ -24,6 +24,8 @@ def maker(name: str) -> Callable[..., nn.Module]:
     make = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}[prefix]
 
     def made(shape: tuple[int, ...], classes: int, pretrained: bool = False, **settings: Any) -> nn.Module:
+        if settings.get("trust_remote_code"):
+            raise InputError(f"model {name!r}: trust_remote_code is not allowed", "no code of a model's is run")
         try:
             return make(library, wanted, shape, classes, pretrained, **settings)
         except InputError:

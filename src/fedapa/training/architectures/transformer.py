@@ -40,11 +40,22 @@ class Encoder(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         ids = ids.long()
         real = ids != PADDING
-        z = self.tokens(ids) + self.positions
+        z = self._embedded(ids) + self.positions
         for layer in self.layers:
             z = layer(z, real)
         z, weight = self.norm(z), real[..., None].float()
         found: Tensor = self.head((z * weight).sum(1) / weight.sum(1).clamp(min=1.0))
+        return found
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        try:
+            found: Tensor = self.tokens(ids)
+        except IndexError:
+            last, wrong = self.tokens.num_embeddings - 1, int(ids.max() if ids.min() >= 0 else ids.min())
+            hint = f"--set model.settings.vocabulary={wrong + 1}" if wrong > last else "ids count from 0"
+            raise InputError(
+                f"model transformer knows the token ids 0 to {last}, the data have {wrong}", hint
+            ) from None
         return found
 
 

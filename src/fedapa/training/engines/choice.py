@@ -100,6 +100,7 @@ def recipe_obstacle(task: Task) -> str | None:
     reasons = {
         "the rate changes within a visit by training.lr_steps": training.lr_steps,
         "clients stop early by training.patience": training.patience > 0,
+        "clients have recipes of their own by training.by_client": bool(training.by_client),
         f"training.precision is {training.precision}": training.precision != "float32",
         "batches are augmented by training.augment": task.augment is not None,
         "every client weighs classes by its own labels": task.at(torch.zeros(1, dtype=torch.int64)) is not task,
