@@ -1,6 +1,8 @@
-"""Write docs/performance.md from the newest file under benchmarks/: python docs/make_performance.py
+"""Write docs/performance.md from the files under benchmarks/: python docs/make_performance.py
 
-`fedapa bench` makes that file. Nothing on the page is typed by hand but the words around the numbers.
+`fedapa bench` makes DATE.json, the newest counts; `fedapa bench --only SUITE --out benchmarks/DATE-SUITE.json` measures
+one suite again, and takes its place where it is newer. Nothing on the page is typed by hand but the words around the
+numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 INTRO = """# Performance
+
+How fast training, evaluation, whole runs and the server's step are, against the loop that everybody writes, what they
+take in memory, and which target each figure meets or misses.
 
 Made by `python docs/make_performance.py` from `{source}`; `make bench` measures again. Ratios are medians of repeats
 that were taken in turn in one run, with the lowest and the highest beside them. *Plain loop* is the loop that everybody
@@ -37,12 +42,29 @@ HEADINGS = {
 }
 
 
+WHOLE = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9].json"
+
+
 def newest(folder: Path) -> Path:
-    """File names are dates, so the last name is the newest."""
-    found = sorted(folder.glob("*.json"))
+    """The newest file of all suites: its name is a date, so the last name is the newest."""
+    found = sorted(folder.glob(WHOLE))
     if not found:
         raise SystemExit(f"there is nothing in {folder}; run `fedapa bench` first")
     return found[-1]
+
+
+def gathered(folder: Path) -> tuple[dict[str, Any], str]:
+    """The newest file of all suites, and its name; suites that were measured alone since then take their places."""
+    path = newest(folder)
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    suites = {suite: [row for row in whole["rows"] if row["suite"] == suite] for suite in HEADINGS}
+    alone = [(json.loads(file.read_text(encoding="utf-8")), file.name) for file in folder.glob("*-*-*-*.json")]
+    for report, name in sorted(alone, key=lambda one: one[0]["machine"]["date"]):
+        if report["machine"]["date"] > whole["machine"]["date"]:
+            said = f"Measured alone, `benchmarks/{name}`. {machine(report)}"
+            rows = [{**row, "from": said} for row in report["rows"]]
+            suites |= {suite: [row for row in rows if row["suite"] == suite] for suite in {r["suite"] for r in rows}}
+    return {**whole, "rows": [row for rows in suites.values() for row in rows]}, f"benchmarks/{path.name}"
 
 
 def page(report: dict[str, Any], source: str) -> str:
@@ -60,7 +82,8 @@ def machine(report: dict[str, Any]) -> str:
 
 def section(suite: str, rows: list[dict[str, Any]]) -> str:
     head = ["| | target | measured | lowest, highest | met |", "|---|---|---|---|---|"]
-    return "\n".join([f"## {HEADINGS.get(suite, suite)}", "", *head, *map(line, rows), "", *notes(rows)])
+    told = [rows[0]["from"], ""] if "from" in rows[0] else []
+    return "\n".join([f"## {HEADINGS.get(suite, suite)}", "", *told, *head, *map(line, rows), "", *notes(rows)])
 
 
 def line(row: dict[str, Any]) -> str:
@@ -105,6 +128,5 @@ def shortfalls(rows: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    path = newest(HERE.parent / "benchmarks")
-    report = json.loads(path.read_text(encoding="utf-8"))
-    (HERE / "performance.md").write_text(page(report, f"benchmarks/{path.name}"), encoding="utf-8")
+    report, source = gathered(HERE.parent / "benchmarks")
+    (HERE / "performance.md").write_text(page(report, source), encoding="utf-8")

@@ -175,11 +175,26 @@ def test_the_newest_file_counts(maker: ModuleType, tmp_path: Path) -> None:
         maker.newest(tmp_path / "nothing")
 
 
+def test_a_suite_that_was_measured_alone_since_then_counts(maker: ModuleType, tmp_path: Path) -> None:
+    facts = {"processor": "P", "cores": 2, "python": "3", "packages": {"torch": "2", "fedapa": "0"}, "load before": 0}
+
+    def keep(name: str, day: str, *rows: dict[str, Any]) -> None:
+        report = {"machine": {**facts, "date": day}, "quick": False, "rows": rows}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+
+    keep("2026-11-02", "2026-11-02T08", a_row(), a_row(suite="exact", what="before"))
+    keep("2026-11-02-exact", "2026-11-02T09", a_row(suite="exact", what="after"))
+    keep("2026-11-01-train", "2026-11-01T09", a_row(what="older"))
+    report, source = maker.gathered(tmp_path)
+    assert source == "benchmarks/2026-11-02.json"
+    assert [row["what"] for row in report["rows"]] == ["a ratio", "after"]
+    assert maker.page(report, source).count("Measured alone, `benchmarks/2026-11-02-exact.json`. P, 2 cores") == 1
+
+
 def test_the_page_is_current(maker: ModuleType) -> None:
     if not (ROOT / "docs" / "performance.md").exists():
         pytest.skip("nothing has been measured yet")
-    path = maker.newest(ROOT / "benchmarks")
-    found = maker.page(json.loads(path.read_text(encoding="utf-8")), f"benchmarks/{path.name}")
+    found = maker.page(*maker.gathered(ROOT / "benchmarks"))
     assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == found, (
         "run: python docs/make_performance.py"
     )

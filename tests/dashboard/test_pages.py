@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,34 @@ def test_the_server_goes_and_comes_back(tmp_path: Path, browser: Looker) -> None
         tab.locator(".chip.live").wait_for()
         tab.locator("#run option", has_text="b · finished").wait_for(state="attached")
         tab.close()
+
+
+def age(folder: Path) -> None:
+    """As if nothing had changed for long: a server that starts now has one version of it."""
+    for file in folder.rglob("*"):
+        os.utime(file, (1e9, 1e9))
+
+
+def test_another_server_that_counts_from_one_is_believed_though_the_page_rests(tmp_path: Path, browser: Looker) -> None:
+    """A page that took long to draw rests; a server that comes back meanwhile says the version which is shown."""
+    runs = tmp_path / "runs"
+    make_run(runs / "a", "fedapa", [[1, 2]])
+    age(runs)
+    tab = browser.browser.new_page()
+    tab.add_init_script("let now = 0; performance.now = () => (now += 200)")
+    with serving(runs) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        tab.goto(f"{address}clients?run=a")
+        tab.locator("#run option", has_text="a · finished").wait_for(state="attached")
+    tab.locator(".chip.lost").wait_for()
+    with serving(runs, port), tab.expect_response("**/api/overview*"):
+        pass
+    tab.locator(".chip.lost").wait_for()
+    make_run(runs / "b", "local", [[1, 1]])
+    age(runs)
+    with serving(runs, port):
+        tab.locator("#run option", has_text="b · finished").wait_for(state="attached")
+    tab.close()
 
 
 def test_a_real_run_as_it_goes(tmp_path: Path, small: Path, browser: Looker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import signal
 import urllib.request
@@ -139,6 +140,8 @@ def test_events_and_config(top: Path) -> None:
 def test_only_what_changed_is_read_again(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedapa.dashboard import board as module
 
+    for path in top.rglob("*"):
+        os.utime(path, (0, 0))  # long ago
     board, read = Board(top), []
     board.look()
     real = module.read_run
@@ -147,6 +150,20 @@ def test_only_what_changed_is_read_again(top: Path, monkeypatch: pytest.MonkeyPa
     change(top / "local-seed0", "UPDATE meta SET value = 'failed' WHERE key = 'status'")
     assert (board.look(0).version, read) == (2, ["local-seed0"])
     assert board.look(0).entry("local-seed0").state == "failed"
+
+
+def test_a_change_within_one_tick_of_the_clock_is_seen(top: Path) -> None:
+    """Neither the size of the file nor its time tells of it."""
+    db, board = top / "local-seed0" / "run.db", Board(top / "local-seed0")
+    assert Board(top).look(0)  # what is imported then takes longer than a tick
+    os.utime(db)
+    before = db.stat()
+    (entry,) = board.look(0).entries.values()
+    assert entry.state == "finished"
+    change(top / "local-seed0", "UPDATE meta SET value = 'failed' WHERE key = 'status'")
+    os.utime(db, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert db.stat().st_size == before.st_size
+    assert board.look(0).entry(entry.name).state == "failed"
 
 
 def test_a_run_that_is_going_or_was_cut_off(tmp_path: Path) -> None:
@@ -295,3 +312,20 @@ def test_a_coordinator_that_is_none(fedapa: Call, top: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedapa[flower]'")
     answer = fedapa("watch", top, "--coordinator", top)
     assert (answer.code, "is not a coordinator's folder" in answer.err) == (2, True)
+
+
+def test_weights_of_many_clients_are_summed_up_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients 0 and 2, and 1 and 3, have the same labels; a client gives 0.1 to each of the others."""
+    monkeypatch.setattr(views, "LARGEST_MATRIX", 3)
+    monkeypatch.setattr(views, "BLOCKS", 2)
+    run = make_run(tmp_path / "runs" / "fedapa-seed0", "fedapa", [[5] * 4, [6] * 4], weights=True)
+    change(run, *(f"UPDATE client SET labels = '{'50,0' if i % 2 else '0,50'}' WHERE client = {i}" for i in range(4)))
+    now = Board(run.parent).look()
+    view = views.plain(views.weights(now, "fedapa-seed0", None))
+    assert (view["blocks"], len(view["names"]), view["order"], view["groups"]) == (4, 2, [0, 1], [])
+    assert all(name.endswith("and 1 more") for name in view["names"])
+    assert np.array(view["A"]) == pytest.approx(np.array([[0.1, 0.2], [0.2, 0.1]]))  # one other inside, two outside
+    assert view["similar"] == [[1.0, 0.0], [0.0, 1.0]]
+    assert views.plain(views.course(now, "fedapa-seed0"))["mean"] == pytest.approx([1.0, 0.9])
+    monkeypatch.setattr(views, "LARGEST_IN_BLOCKS", 3)
+    assert "too many to draw" in views.weights(now, "fedapa-seed0", None)["trouble"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from fedapa.analysis.client_similarity import clustered, groups, moved, partners, rank_correlation, similarity
-from fedapa.report import drawing, figures
+from fedapa.report import drawing, drawn, figures
+from fedapa.report.drawn import Job
 
 
 def test_similarity_is_the_label_mass_in_common() -> None:
@@ -88,3 +92,22 @@ def test_an_inline_figure_has_the_pages_colours_and_ids_of_its_own() -> None:
     assert ids[0]
     assert not ids[0] & ids[1]
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', one)) <= ids[0]
+
+
+def test_many_figures_are_drawn_by_several_processes_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plot(height: float) -> Figure:
+        figure = drawing.new(height)
+        figure.add_subplot().plot([1, 2], [1, height])
+        return figure
+
+    jobs = [Job("one", partial(plot, 1.0)), Job("none", lambda: "nothing to draw"), Job("two", partial(plot, 2.0))]
+    here = list(drawn.draw_all(jobs, None))
+    monkeypatch.setattr(drawn, "MANY", 1)
+    monkeypatch.setattr(drawn, "available_cores", lambda: 2)
+    apart = list(drawn.draw_all(jobs, tmp_path))
+    assert [picture[:2] for picture in apart] == [picture[:2] for picture in here]
+    assert here[1] == ("", "nothing to draw", [])
+    assert [path.name for picture in apart for path in picture.files] == ["one.svg", "one.pdf", "two.svg", "two.pdf"]
+    assert (tmp_path / "two.svg").read_text() == here[2].svg

@@ -226,3 +226,33 @@ def test_a_folder_without_runs_is_a_mistake(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError):
         gather(tmp_path / name)
+
+
+def test_a_name_of_the_configs_own_says_which_method_it_is(make: Make) -> None:
+    run = make("a", "small-step", HALF)
+    with (run / "config.toml").open("a") as config:
+        config.write('[method.small-step]\nbase = "fedapa"\neta = 0.001\n[method.small-step.training]\nlr = 0.1\n')
+    (scenario,) = look(run).scenarios
+    assert scenario.notes == ("small-step is FedAPA with eta=0.001, training.lr=0.1.",)
+
+
+def test_a_run_that_failed_says_why_and_one_that_goes_on_does_not(make: Make) -> None:
+    failed = make("a", "fedapa", HALF, status="failed", rounds=3)
+    change(failed, "INSERT INTO meta VALUES ('reason', 'training diverged')")
+    make("b", "fedavg", HALF, status="running", rounds=3)
+    (scenario,) = look(failed).scenarios
+    assert scenario.notes == (
+        "a (2/3) failed: training diverged.",
+        "Not finished: b (2/3).",
+        "Such runs do not count beside finished ones of the same method.",
+    )
+
+
+def test_no_point_is_cut_off_and_ticks_are_never_alone() -> None:
+    from fedapa.core.scores import ACCURACY
+
+    low, high = figures._room(np.array([49.2, 76.0, 86.2, 87.1]), ACCURACY)
+    assert low < 49.2
+    assert high > 87.1
+    assert figures._ticks(32.5, 141.0) == [50.0, 100.0]
+    assert figures._ticks(0.5, 2000.0) == [1.0, 10.0, 100.0, 1000.0]

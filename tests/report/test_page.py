@@ -109,7 +109,7 @@ def test_the_page_compares_at_the_same_round(fedapa: Call, make: Make) -> None:
     assert re.search(r"FedAPA\s+2/3 rounds\s+0\s+4\s+0\s+\+0\.00\s+–\s+–\s+2\s", text)
     assert re.search(r"FedAPA\s+60\.00 %\s+round 2: not ranked", text)
     assert "0 clients gain, 4 equal, 0 lose, round 2" in text
-    assert "Highest: Local with 80.00 %. Not compared: at round 2: all others." in text
+    assert "Highest: Local with 80.00 %. Not compared (at round 2): all others." in text
     assert "Below Local" not in text
 
 
@@ -149,7 +149,7 @@ def test_figures_are_files_too_and_those_that_cannot_be_drawn_say_why(fedapa: Ca
 def test_weights_between_very_many_clients_are_not_drawn(fedapa: Call, make: Make) -> None:
     run = make("fedapa-seed0", "fedapa", [[5] * 401], weights=True)
     assert fedapa("report", run).code == 0
-    assert "between more than 400 clients is not drawn" in (run / "report.html").read_text(encoding="utf-8")
+    assert "between more than 400 clients are not drawn" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_weights_of_a_run_that_diverged_stay_readable(make: Make) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
+from fedapa.analysis import run_reader
 from fedapa.analysis.run_reader import Scenario, gather, seed_band
 from fedapa.report import figures
 from fedapa.report.page import write
@@ -77,3 +79,15 @@ def test_nobody_gains_over_itself(make: Make, tmp_path: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", (tmp_path / "page.html").read_text(encoding="utf-8"))
     assert re.search(r"FedAPA\s+3\s+0\s+0\s+\+10\.00", text)
     assert re.search(r"Local\s+–\s+–\s+–\s+–\s+–\s+–\s+–\s", text)
+
+
+def test_a_run_of_real_sites_is_called_what_it_is() -> None:
+    """Its config has no rule and no number of clients of its own; what stands there are defaults."""
+    data = {"source": "own", "partition": "dirichlet", "clients": 20}
+    run = SimpleNamespace(config={"data": data, "layout": {"label": "outcome"}}, clients=["a", "b", "c", "d"])
+    assert run_reader._title(run_reader._key(run)) == "own data: outcome · 4 clients"  # type: ignore[arg-type]
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    assert figures.distinct(["hospital-1", "hospital-2"]) == ["ital-1", "ital-2"]
+    assert figures.distinct(["north clinic", "south clinic"]) == ["north ", "south "]

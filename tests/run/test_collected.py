@@ -76,7 +76,7 @@ def test_what_is_no_file_of_results(text: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Path:
+def grid(tmp_path: Path, here: None) -> Path:
     path = tmp_path / "grid.toml"
     path.write_text(SMALL + "\n[scenario]\nfew.data = { clients = 3 }\nmany.data = { clients = 5 }\n")
     return path

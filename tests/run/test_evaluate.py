@@ -13,12 +13,13 @@ from toy import CLASSES, Toy, play, toy_data
 
 import fedapa as fa
 from fedapa.core.scores import ACCURACY, RMSE
+from fedapa.core.summaries import Summary
+from fedapa.core.summaries import summarise as summarise_score
 from fedapa.core.tree import Tree
 from fedapa.data.federated import ClientData, Split
 from fedapa.errors import RunError
 from fedapa.methods.fedavg import FedAvg
-from fedapa.rounds.evaluation import Summary, measure
-from fedapa.rounds.evaluation import summarise as summarise_score
+from fedapa.rounds.evaluation import measure
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import make_task
 from fedapa.training.engines.native import available

@@ -19,8 +19,8 @@ from fedapa.analysis import comparison, pairing, result_sets, run_results, stand
 from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import RMSE
+from fedapa.core.summaries import Summary
 from fedapa.errors import InputError
-from fedapa.rounds.evaluation import Summary
 from fedapa.rounds.round_plan import Plan
 
 ABOUT = {"label": "toy", "seed": "0", "rounds": "7", "evaluated": "after", "partition": "p"}

@@ -107,6 +107,15 @@ def test_critical_difference_of_the_literature() -> None:
     assert ranks({"a": [90.0], "b": [90.0]}).difference is None
 
 
+def test_friedman_and_the_range_are_scipys() -> None:
+    table = np.random.default_rng(0).integers(0, 6, (5, 7)).astype(float)  # with ties
+    found = ranks({str(k): column for k, column in enumerate(table.T)})
+    assert found.p == pytest.approx(stats.friedmanchisquare(*table.T).pvalue, abs=1e-12)
+    for methods in (2, 25):
+        wanted = stats.studentized_range.isf(0.05, methods, np.inf)
+        assert statistics.studentized_range(methods, 0.05) == pytest.approx(wanted, abs=1e-9)
+
+
 def test_methods_that_are_not_told_apart_by_hand() -> None:
     """Less than 1.5 apart: a with b and c, b with c and d; e stands alone, and c with d is inside another set."""
     found = Ranks({"b": 1.9, "a": 1.0, "c": 2.4, "d": 3.3, "e": 6.0}, 0.01, difference=1.5)

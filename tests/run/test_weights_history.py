@@ -11,8 +11,8 @@ import torch
 from test_folder import ROUNDS, assert_same, fit
 
 from fedapa.core.scores import ACCURACY
+from fedapa.core.summaries import Sums
 from fedapa.rounds import round_log
-from fedapa.rounds.evaluation import Sums
 from fedapa.rounds.round_log import RoundLog, watched_stride
 from fedapa.store import run_db
 

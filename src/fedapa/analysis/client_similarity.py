@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from scipy import stats
 from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
 from scipy.spatial.distance import squareform
 
-from fedapa.core import exact_weights
+from fedapa.core import joined, ranking
 
 Floats = npt.NDArray[np.float64]
 Index = npt.NDArray[np.integer[Any]]
@@ -42,7 +40,7 @@ def rank_correlation(a: Floats, b: Floats) -> float:
     """Spearman's; NaN where one of the two does not vary."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
-    return float(stats.spearmanr(a, b).statistic)
+    return float(np.corrcoef(ranking.ranks(a), ranking.ranks(b))[0, 1])
 
 
 # --------------------------------------------------------------------------------------------- what a matrix A says
@@ -61,7 +59,7 @@ def partners(A: Floats) -> Floats:
 
 def groups(A: Floats) -> list[list[int]]:
     """The clients that give each other more than 1.5 times an even share, and who hangs together with them."""
-    label = exact_weights.groups(torch.from_numpy(A)).numpy()
+    label = joined.groups(A)
     found = [np.flatnonzero(label == first).tolist() for first in np.unique(label)]
     return [members for members in found if len(members) > 1]
 

@@ -1,7 +1,7 @@
 """How well a run found the groups that were planted in its allocation: the adjusted Rand index, round by round.
 
 1: the same groups; 0: as good as chance, which is also one group of all, or nobody with anybody. The groups are a
-method's own clusters (CFL, IFCA), or what hangs together by its weights (core.exact_weights.found_groups): one rule for
+method's own clusters (CFL, IFCA), or what hangs together by its weights (core.joined.found_groups): one rule for
 all, of which a method knows nothing.
 """
 
@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedapa.core import exact_weights
+from fedapa.core import joined
 from fedapa.store import run_db
 
 Labels = npt.NDArray[Any]
@@ -37,8 +36,7 @@ def shown(db: sqlite3.Connection, clients: int) -> Iterator[tuple[int, Labels]]:
 
 
 def by_weights(A: npt.NDArray[np.float64]) -> Labels:
-    found: Labels = exact_weights.found_groups(torch.from_numpy(A)).numpy()
-    return found
+    return joined.found_groups(A)
 
 
 def adjusted_rand(planted: Sequence[int], found: Labels) -> float:

@@ -12,12 +12,12 @@ import numpy as np
 
 from fedapa.analysis.run_results import Phase, RunResult, read
 from fedapa.core.scores import ACCURACY, Score
+from fedapa.core.summaries import Summary
 from fedapa.errors import InputError
 from fedapa.methods import privacy
-from fedapa.rounds.evaluation import Summary
 from fedapa.store import provenance
 from fedapa.store.atomic_io import PUBLIC, write_atomically
-from fedapa.store.run_folder import runs_under
+from fedapa.store.run_list import runs_under
 
 SILO = "silo.json"  # the scores of sites, beside their runs
 # Lists that older files of results do not have.

@@ -17,12 +17,12 @@ from fedapa.analysis import comparison, result_sets, run_results
 from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import ACCURACY, LOSS, Score
-from fedapa.data.sources import SOURCES
+from fedapa.core.summaries import Summary
+from fedapa.data.sources import OWN, SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
-from fedapa.rounds.evaluation import Summary
 from fedapa.store import run_db
-from fedapa.store.run_folder import runs_under
+from fedapa.store.run_list import runs_under
 from fedapa.store.run_settings import config_of, settings_of
 
 Floats = npt.NDArray[np.float64]
@@ -267,6 +267,10 @@ def _key(run: Run) -> dict[str, Any]:
     if sites := run.config.get("sites"):
         key |= {"data.source": sites.get("source") or f"own data: {sites.get('label', 'label')}"}
         key |= {"data.clients": len(run.clients), "data.split": sites.get("split", "stratified")}
+    elif key.get("data.source") == OWN:  # of real sites, whom no rule made
+        label = (run.config.get("layout") or {}).get("label", "label")
+        key |= {"data.source": f"own data: {label}", "data.clients": len(run.clients)}
+        key.pop("data.partition", None)
     return key
 
 
@@ -321,14 +325,32 @@ def _scenario(title: str, runs: Sequence[Run]) -> Scenario:
     return Scenario(title, tuple(runs), tuple(rows), tuple(_notes(runs)))
 
 
+def _so_far(run: Run) -> str:
+    return f"{run.result.folder} ({run.result.rounds_done}/{run.result.rounds})"
+
+
+def _variants(runs: Sequence[Run]) -> Iterator[str]:
+    """Which method is behind a name that a config made up, and with which settings."""
+    for label, run in {run.label: run for run in reversed(runs)}.items():
+        table = run.config.get("method", {}).get((run.config.get("methods") or [""])[0], {})
+        if "base" not in table:
+            continue
+        given = {key: value for key, value in table.items() if key not in ("base", "code", "training")}
+        given |= {f"training.{key}": value for key, value in table.get("training", {}).items()}
+        words = ", ".join(f"{key}={value}" for key, value in given.items())
+        yield f"{label} is {title_of(table['base'])}{f' with {words}' if words else ''}."
+
+
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    yield from _variants(runs)
     yield from result_sets.protection([run.result for run in runs])
     yield from result_sets.site_notes([run.result for run in runs])
-    if any(not run.is_whole for run in runs):
-        names = ", ".join(
-            f"{r.result.folder} ({r.result.rounds_done}/{r.result.rounds})" for r in runs if not r.is_whole
-        )
-        yield f"Not finished: {names}. They do not count beside finished runs of the same method."
+    failed = [run for run in runs if run.result.status == "failed"]
+    yield from (f"{_so_far(run)} failed: {run.about.get('reason') or 'no reason was kept'}." for run in failed)
+    if unfinished := [run for run in runs if run.result.status not in ("finished", "failed")]:
+        yield f"Not finished: {', '.join(map(_so_far, unfinished))}."
+    if failed or unfinished:
+        yield "Such runs do not count beside finished ones of the same method."
     if versions := result_sets.mixed([run.result for run in runs]):
         yield f"{versions[0].upper()}{versions[1:]}."
     broken = [str(run.result.folder) for run in runs if any(np.isnan(c.pooled).any() for c in run.curves.values())]

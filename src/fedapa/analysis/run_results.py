@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from fedapa.analysis import found_groups
 from fedapa.core.scores import ACCURACY, LOSS, Score
+from fedapa.core.summaries import Summary, Sums
 from fedapa.methods import privacy
-from fedapa.rounds.evaluation import Summary, Sums
 from fedapa.store import provenance, run_db
 from fedapa.store.provenance import Provenance
 from fedapa.store.run_settings import config_of

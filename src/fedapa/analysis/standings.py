@@ -83,7 +83,8 @@ def _told(verdict: str, names: Sequence[str], others: int) -> str:
     said = {"not distinguishable": "not distinguishable from it", "behind": "behind it"}.get(verdict, verdict)
     if len(names) == others and said.startswith("not tested"):
         return said.capitalize()
-    return f"{said.capitalize()}: {', '.join(names) if len(names) < others else 'all others'}"
+    verdict, _, why = said.capitalize().partition(": ")
+    return f"{verdict}{f' ({why})' if why else ''}: {', '.join(names) if len(names) < others else 'all others'}"
 
 
 def left_out(runs: Sequence[RunResult], rows: Sequence[MethodRow]) -> list[str]:

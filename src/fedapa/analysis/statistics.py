@@ -10,12 +10,14 @@ assumption, but cannot reach p < 0.25 with three allocations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy  # whose parts are loaded when they are used; stats takes a second
+from scipy import special  # scipy.stats has the same functions by other names, and takes a second to load
 
+from fedapa.core import ranking
 from fedapa.core.ranking import auc as auc
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +65,7 @@ def interval(
     mean, sd = _moments(values)
     if (error := _error(values, overlap)) is None:
         return Interval(mean, sd, None, None)
-    half = float(scipy.stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
+    half = float(special.stdtrit(len(values) - 1, 0.5 + level / 2)) * error
     return Interval(mean, sd, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
 
 
@@ -71,7 +73,7 @@ def paired_p(gaps: Sequence[float], overlap: float = 0.0) -> float | None:
     """Two-sided p of the paired t-test over one gap per allocation; ``overlap`` as in ``interval``."""
     if (error := _error(gaps, overlap)) is None:
         return None
-    return float(2 * scipy.stats.t.sf(abs(_moments(gaps)[0]) / error, len(gaps) - 1))
+    return float(2 * special.stdtr(len(gaps) - 1, -abs(_moments(gaps)[0]) / error))
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float | None]:
@@ -105,8 +107,8 @@ def exact(correct: npt.ArrayLike, total: npt.ArrayLike, level: float = 0.95) -> 
     """
     right, rows = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
     alpha = 1 - level
-    low = np.where(right > 0, scipy.stats.beta.ppf(alpha / 2, right, rows - right + 1), 0.0)
-    high = np.where(right < rows, scipy.stats.beta.ppf(1 - alpha / 2, right + 1, rows - right), 1.0)
+    low = np.where(right > 0, special.betaincinv(right, rows - right + 1, alpha / 2), 0.0)
+    high = np.where(right < rows, special.betaincinv(right + 1, rows - right, 1 - alpha / 2), 1.0)
     enough = rows >= FEWEST_ROWS
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
@@ -151,14 +153,38 @@ def own_accuracy(y: Ints, p: Floats) -> Interval:
 def ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
     """``scores[method]`` holds one accuracy per scenario, in the same order for every method."""
     table = np.array([list(row) for row in scores.values()]).T  # [scenarios, methods]
-    order = np.array([scipy.stats.rankdata(-row) for row in table])
+    order = np.array([ranking.ranks(-row) for row in table])
     enough = table.shape[0] > 1 and table.shape[1] > 2
-    p = float(scipy.stats.friedmanchisquare(*table.T).pvalue) if enough and np.ptp(order) > 0 else None
+    p = friedman(order) if enough and np.ptp(order) > 0 else None
     apart = None if p is None else critical_difference(table.shape[1], table.shape[0])
     return Ranks(dict(zip(scores, order.mean(0).tolist(), strict=True)), p, difference=apart)
 
 
+def friedman(order: Floats) -> float:
+    """p of Friedman's test on ranks [scenarios, methods], allowing for ties (Conover, section 5.8)."""
+    rows, methods = order.shape
+    mean = (methods + 1) / 2
+    apart = np.square(order.sum(0) - rows * mean).sum()
+    return float(special.chdtrc(methods - 1, (methods - 1) * apart / np.square(order - mean).sum()))
+
+
 def critical_difference(methods: int, scenarios: int, level: float = 0.05) -> float:
     """Nemenyi's: mean ranks over so many scenarios that differ by less are not told apart (Demsar, JMLR 2006)."""
-    q = scipy.stats.studentized_range.isf(level, methods, np.inf) / np.sqrt(2)
+    q = studentized_range(methods, level) / np.sqrt(2)
     return float(q * np.sqrt(methods * (methods + 1) / (6 * scenarios)))
+
+
+@cache
+def studentized_range(groups: int, level: float) -> float:
+    """What the range of so many standard normal values exceeds with this probability.
+
+    It is below q if all others are within q below the largest, z: groups * E[(Phi(z) - Phi(z - q))^(groups - 1)].
+    """
+    z = np.linspace(-9.0, 9.0, 721)
+    density, under = np.exp(-np.square(z) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0]), special.ndtr(z)
+    low, high = 0.0, 18.0
+    while high - low > 1e-12 * high:
+        q = (low + high) / 2
+        below = groups * density @ (under - special.ndtr(z - q)) ** (groups - 1)
+        low, high = (q, high) if below < 1 - level else (low, q)
+    return high

@@ -23,9 +23,9 @@ from fedapa.config.experiment import execute, load_data, method_from, read_confi
 from fedapa.config.load import check as parse
 from fedapa.config.load import dump
 from fedapa.config.sections import Config
+from fedapa.core.summaries import summarise
 from fedapa.data.federated import Federated
 from fedapa.errors import FedapaError
-from fedapa.rounds.evaluation import summarise
 from fedapa.store import run_db
 from fedapa.store import run_folder as folders
 from fedapa.verify import verify
@@ -68,13 +68,18 @@ def _faults(run: RunResult, board: Config) -> Iterable[str]:
         yield f"it was made under numerics version {run.provenance.numerics}, not {NUMERICS}"
     if run.provenance.revision != (now := method_from(config, run.label).revision):
         yield f"it was made under revision {run.provenance.revision} of the method's numbers, not {now}"
-    mine, theirs = what_counts(config), what_counts(board.model_copy(update={"methods": config.methods[:1]}))
+    mine, theirs = what_counts(config), _asked(board)
     yield from (_difference(name, mine, theirs) for name in SAME if mine.get(name) != theirs.get(name))
     data = _data(board, run.seed)
     if run.partition != data.fingerprint:
         yield f"its allocation {run.partition} is not the board's {data.fingerprint} of seed {run.seed}"
     else:
         yield from _uncounted(run.folder, run.rounds, data)
+
+
+def _asked(board: Config) -> dict[str, Any]:
+    """What the board asks of every method; it need not know the one that is handed in."""
+    return what_counts(board.model_copy(update={"methods": ["local"]}))
 
 
 def _difference(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -114,7 +119,7 @@ def _uncounted(folder: Path, rounds: int, data: Federated) -> Iterable[str]:
 
 def _recipe(run: RunResult, board: Config) -> dict[str, dict[str, Any]]:
     config = read_config(run.folder)
-    mine, theirs = (what_counts(one)["training"] for one in (config, board.model_copy(update={"methods": ["local"]})))
+    mine, theirs = what_counts(config)["training"], _asked(board)["training"]
     own = {key: mine.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
     return {run.label: own} if own else {}
 

@@ -43,10 +43,12 @@ def own_loops(how: How) -> list[Row]:
 
 
 def workloads(how: How) -> list[Workload]:
-    images = image_data.equal("cifar10", how.pick(CLIENTS, 2), how.pick(64, 24), how.pick(16, 4))
+    images = image_data.equal("cifar10", how.pick(CLIENTS, 2), how.pick(32, 24), how.pick(10, 4))
     ids = tokens(how.pick(CLIENTS, 2), how.pick(256, 16))
-    cosine = Training(lr=0.05, batch=how.pick(32, 12), momentum=0.9, lr_schedule="cosine", augment="flip+crop")
-    adam = Training(lr=1e-3, batch=how.pick(32, 4), optimizer="adamw", clip_norm=1.0)
+    cosine = Training(
+        lr=0.05, epochs=1, batch=how.pick(16, 12), momentum=0.9, lr_schedule="cosine", augment="flip+crop"
+    )
+    adam = Training(lr=1e-3, epochs=1, batch=how.pick(32, 4), optimizer="adamw", clip_norm=1.0)
     encoder = {"model": "transformer", "settings": {"vocabulary": VOCABULARY, "width": how.pick(128, 16), "depth": 4}}
     last = {"shared": ["layers.3*"], "frozen": ["tokens*", "positions", "layers.0*", "layers.1*", "layers.2*"]}
     return [

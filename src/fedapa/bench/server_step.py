@@ -62,7 +62,7 @@ def absorb(server: Server) -> None:
 def server_pass(how: How) -> list[Row]:
     """FedAPA's server step over clients and parameters, beside a large matrix product."""
     with threads():
-        rows = [_scaling(how), _growth(how), *_large(how), _all_cores(how)]
+        rows = [_scaling(how), _growth(how), *_large(how)]
         with tempfile.TemporaryDirectory() as folder:
             return [*rows, _mapped(how, Path(folder))]
 
@@ -97,10 +97,9 @@ def _growth(how: How) -> Row:
     return Row("server", what, known(power), "", 1.1, True, {"measured": measured})
 
 
-def _all_cores(how: How) -> Row:
+def _all_cores(server: Server, how: How) -> Row:
     """By the clock on the wall, beside a product on all cores: needs a quiet machine."""
-    server, cores = make_server(*(QUICK_LARGE if how.quick else LARGE)), available_cores()
-    product, flops = gemm(how.pick(2048, 256))
+    (product, flops), cores = gemm(how.pick(2048, 256)), available_cores()
 
     def best() -> None:
         with threads(cores):
@@ -123,7 +122,7 @@ def _large(how: How) -> list[Row]:
     memory = Memory()
     absorb(server)
     beyond = memory.beyond()
-    rows = [_share(server, how, "")]
+    rows = [_share(server, how, ""), _all_cores(server, how)]
     if beyond is not None:
         what = f"{_title(server)}: memory beyond Θ and the uploads"
         rows.append(Row("server", what, known(beyond), "MB", 500.0, True))

@@ -66,7 +66,9 @@ def _of_others(around: Cloud, rows: Rows) -> Found:
     allowed, parted = companions(around, rows)
     spread = (around.gaps[rows.ids] * allowed).sum(1) / allowed.sum(1)
     programs = Programs(around.gram, around.gram[rows.ids], rows.ridge * spread, allowed, rows.start)
-    return Found(rows.ids, simplex_rows.minimise(programs), allowed, parted)
+    is_close = bool((rows.start * allowed).any(1).all())  # every row begins with that of the round before
+    steps = simplex_rows.CLOSE_STEPS if is_close else simplex_rows.STEPS
+    return Found(rows.ids, simplex_rows.minimise(programs, steps), allowed, parted)
 
 
 def companions(around: Cloud, rows: Rows) -> tuple[Tensor, Tensor]:

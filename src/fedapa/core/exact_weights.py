@@ -16,7 +16,7 @@ import re
 import torch
 from torch import Tensor
 
-from fedapa.core import simplex
+from fedapa.core import joined, simplex
 from fedapa.errors import InputError
 
 
@@ -160,35 +160,13 @@ def collaborators(A: Tensor) -> Tensor:
 
 
 def groups(A: Tensor) -> Tensor:
-    """[M] the number of every client's group, which is named by its first member.
-
-    Two clients are joined if each gives the other more than 1.5 times an even share; groups are what hangs together.
-    """
-    M = len(A)
-    return components((A > 1.5 / M) & (A.T > 1.5 / M))
+    """[M] the number of every client's group: see core/joined.py."""
+    return torch.from_numpy(joined.groups(A.cpu().numpy()))
 
 
 def found_groups(A: Tensor) -> Tensor:
-    """[M] the same by what a client gives to others alone, for methods whose weights have any scale.
-
-    Two clients are joined if each gives the other more than half of an even share of all that it gives to others.
-    """
-    gave = A.double().clamp(min=0).fill_diagonal_(0)
-    whole = gave.sum(1, keepdim=True)
-    large = (gave > whole / (2 * max(1, len(A) - 1))) & (whole > 0)
-    return components(large & large.T)
-
-
-def components(joined: Tensor) -> Tensor:
-    """[M] the first member of what hangs together, for every client."""
-    M = len(joined)
-    joined, label = joined | torch.eye(M, dtype=torch.bool), torch.arange(M)
-    for _ in range(M):
-        smallest = torch.where(joined, label, M).amin(1)
-        if torch.equal(smallest, label):
-            break
-        label = smallest
-    return label
+    """[M] the same for weights of any scale."""
+    return torch.from_numpy(joined.found_groups(A.cpu().numpy()))
 
 
 def _others(known: Tensor, i: int) -> Tensor:

@@ -11,14 +11,21 @@ from fedapa.errors import InputError
 
 
 def hyper(
-    default: Any, help: str, low: float = -math.inf, high: float = math.inf, source: str = "", search: str = ""
+    default: Any,
+    help: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    source: str = "",
+    search: str = "",
+    repr: bool = True,
 ) -> Any:
     """A hyper-parameter: its default, one line of help, its legal range and where the default comes from.
 
     ``search`` is what `fedapa tune` tries: "log:0.01..10", "0..0.9" or choices "1,2,5"; nothing keeps the default.
+    ``repr=False``: a field that came later than stored runs, whose identity is a ``repr``.
     """
     meta = {"help": help, "low": low, "high": high, "source": source, "search": search}
-    return field(default=default, metadata=meta)
+    return field(default=default, metadata=meta, repr=repr)
 
 
 def check_settings(owner: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scores of probabilities p [n, C] on classes y [n] that do not add up over samples: areas under curves.
+"""Ranks, and scores of probabilities p [n, C] on classes y [n] that do not add up over samples: areas under curves.
 
 Of two classes the last is the one to find; of more, the mean of one against the rest. None where the rows hold fewer
 than two classes.
@@ -54,6 +54,13 @@ def _by_value(hit: Mask, p: Floats) -> tuple[Floats, Floats]:
     values, place = np.unique(p, return_inverse=True)
     counts = [np.bincount(place[rows], minlength=len(values)).astype(np.float64) for rows in (hit, ~hit)]
     return counts[0], counts[1]
+
+
+def ranks(values: Floats) -> Floats:
+    """From 1 for the lowest; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    found: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
+    return found
 
 
 def brier(y: Ints, p: Floats) -> float:

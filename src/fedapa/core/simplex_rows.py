@@ -12,7 +12,7 @@ and gradients in float64, as in iterative refinement.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ PASSES = 40  # changes of support and refinements before a row is solved alone
 # Steps of conjugate gradients: few while most of the support is yet to be dropped, then more, since rough answers can
 # send the same coordinates in and out for ever.
 STEPS, MORE = (3, 3, 3, 3, 3, 3, 8, 8, 8, 8, 8, 8), 24
+CLOSE_STEPS = (6,) * 12  # from a start that is close most of the support is right, and fewer passes of more steps do
 SETTLED = 8  # at least, once no coordinate enters
 RESIDUE = 1e-10  # of the first squared residual: what is left below it is the rounding of float32
 FEW = 256  # coordinates that a row may use: their part of C is copied out, and all of C is left alone
@@ -45,24 +46,24 @@ class Programs(NamedTuple):
         return Programs(self.C, *(part[index] for part in self[1:]))
 
 
-def minimise(programs: Programs) -> Tensor:
-    """[S, M] the minimisers, in float64."""
+def minimise(programs: Programs, steps: Sequence[int] = STEPS) -> Tensor:
+    """[S, M] the minimisers, in float64, by so many steps of conjugate gradients in every pass."""
     most = int(programs.allowed.sum(1).max())
     if most > min(FEW, len(programs.C) // 2):
-        return _wide(programs)
+        return _wide(programs, steps)
     parts = torch.split(torch.arange(len(programs.c)), max(1, CACHED // most**2))
-    return torch.cat([_narrow(programs.rows(index)) for index in parts])
+    return torch.cat([_narrow(programs.rows(index), steps) for index in parts])
 
 
-def _wide(programs: Programs) -> Tensor:
+def _wide(programs: Programs, steps: Sequence[int]) -> Tensor:
     """Rows that may use most coordinates: products with all of C."""
     C, scale = programs.C, _scale(programs.C.diagonal())
     small = (C / scale).float()
-    found, open_rows = _solve(programs, scale, lambda a, _: a @ C, lambda d, _: d @ small)
+    found, open_rows = _solve(programs, scale, lambda a, _: a @ C, lambda d, _: d @ small, steps)
     return _finish(programs, found, open_rows)
 
 
-def _narrow(programs: Programs) -> Tensor:
+def _narrow(programs: Programs, steps: Sequence[int]) -> Tensor:
     """Rows that may use few coordinates: products with their own part of C."""
     width = int(programs.allowed.sum(1).max())
     index = programs.allowed.byte().sort(dim=1, descending=True, stable=True).indices[:, :width]
@@ -75,6 +76,7 @@ def _narrow(programs: Programs) -> Tensor:
         scale,
         lambda a, rows: torch.bmm(a[:, None], own[rows])[:, 0],
         lambda d, rows: torch.bmm(d[:, None], small[rows])[:, 0],
+        steps,
     )
     return _finish(programs, torch.zeros_like(programs.c).scatter_(1, index, found), open_rows)
 
@@ -87,7 +89,9 @@ def _scale(diagonal: Tensor) -> Tensor:
 Product = Callable[[Tensor, Tensor], Tensor]  # of the chunk's rows with these numbers, and C
 
 
-def _solve(programs: Programs, scale: Tensor, product: Product, rough: Product) -> tuple[Tensor, Tensor]:
+def _solve(
+    programs: Programs, scale: Tensor, product: Product, rough: Product, wanted: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """The minimisers, and the numbers of the rows that are still open; ``rough`` is a product with C / scale."""
     found = torch.zeros_like(programs.c)
     rows = torch.arange(len(found))
@@ -112,7 +116,7 @@ def _solve(programs: Programs, scale: Tensor, product: Product, rough: Product) 
         rows, support, a, left, ridge = (value[~done] for value in (rows, support, a, left, ridge))
         if not len(rows):
             break
-        steps = STEPS[k] if k < len(STEPS) else MORE
+        steps = wanted[k] if k < len(wanted) else MORE
         steps = max(steps, SETTLED) if bool(settled[~done].all()) else steps
         a = a + _conjugate(left / scale, support, ridge / scale, rows, rough, steps)
         support = support & (a > 0)

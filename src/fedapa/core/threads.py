@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -47,6 +45,8 @@ def in_order(work: Callable[[Item], Found], items: Iterable[Item], cores: int | 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread inside every tensor operation; as many as before afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -58,4 +58,6 @@ def one_thread() -> Iterator[None]:
 @lru_cache(maxsize=2)
 def _pool(process: int, cores: int) -> ThreadPoolExecutor:
     """Of this process: a forked one has none of the threads."""
+    import torch
+
     return ThreadPoolExecutor(cores, "core", initializer=torch.set_num_threads, initargs=(1,))

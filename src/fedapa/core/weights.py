@@ -197,6 +197,12 @@ def renew(
     gaps = torch.zeros(blocks, len(new), len(theta), dtype=torch.float64)
     ahead = torch.zeros_like(gaps) if look_ahead else gaps.new_zeros(()).expand(gaps.shape)
 
+    def put(old: Tensor, fresh: Tensor) -> None:
+        if everybody:
+            old.copy_(fresh)
+        else:
+            old[ids] = fresh
+
     def replace(place: tuple[slice, int]) -> tuple[int, Tensor | None, Tensor | None]:
         columns, block = place
         old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
@@ -207,7 +213,7 @@ def renew(
             return block, None, None
         middle = fresh.mean(0)
         before = _squared(fresh - middle, old - middle) if look_ahead else None
-        old[ids] = fresh
+        put(old, fresh)
         fresh -= middle
         return block, before, _above(fresh) if everybody else _squared(fresh, old - middle)
 

@@ -23,6 +23,7 @@ SITES_FRESH = 5.0  # seconds
 WATCHED = ("run.db", "run.db-wal", CONFIG, "log.txt")
 UNFINISHED = ("running", "cut off", "planned")
 RECENT = 10  # rounds that say how fast a run is now
+TICK = 0.1  # seconds: a file system's clock may give two changes within it the same time
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
@@ -38,13 +39,14 @@ class Entry(NamedTuple):
     done: int
     rounds: int | None
     has_weights: bool
+    is_settled: bool = True  # no change since can have the same signature
     at_work: bool | None = None
     failure: str = ""  # what the sweep says of a run that never began
 
     @property
     def mark(self) -> tuple[Any, ...]:
-        """Two entries of one mark say the same."""
-        return self.signature, self.at_work, self.failure
+        """Two settled entries of one mark say the same."""
+        return self.signature, self.is_settled, self.at_work, self.failure
 
     @property
     def state(self) -> str:
@@ -125,7 +127,8 @@ class Board:
             entries[name] = _entry(path, name, before.get(name), failures.get(name, ""))
         marks, known = ({name: entry.mark for name, entry in group.items()} for group in (entries, before))
         sites = self._ask_for_sites()
-        if marks != known or sites != self._now.sites or self._now.version == 0:
+        is_same = marks == known and all(entry.is_settled for entry in entries.values())
+        if not is_same or sites != self._now.sites or self._now.version == 0:
             runs = [entry.found for entry in entries.values() if isinstance(entry.found, Run)]
             self._now = Snapshot(self._now.version + 1, entries, scenarios_of(runs), sites)
 
@@ -186,9 +189,11 @@ def _cost(entry: Entry) -> dict[str, Any]:
 
 def _entry(path: Path, name: str, known: Entry | None, failure: str) -> Entry:
     signature = tuple(_mark(path / part) for part in WATCHED)
-    if known is None or known.signature != signature:
+    if known is None or known.signature != signature or not known.is_settled:
+        newest = max((mark[1] for mark in signature if mark is not None), default=0)
+        is_settled = abs(time.time_ns() - newest) > TICK * 1e9
         found = read_run(path, name, with_matrices=False)
-        known = Entry(name, path, signature, found, *_course(path))
+        known = Entry(name, path, signature, found, *_course(path), is_settled)
     status = known.found.result.status if isinstance(known.found, Run) else known.found.status
     at_work = is_at_work(path) if status == "running" else None
     return known._replace(at_work=at_work, failure=failure)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedapa.analysis import comparison, pairing, standings, statistics
 from fedapa.analysis.client_similarity import (
+    Index,
     clustered,
     groups,
     moved,
@@ -51,6 +52,7 @@ View = dict[str, Any]
 MOST_POINTS = 250  # of one curve
 MOST_MOMENTS = 60  # of the course of A
 MOST_EVENTS = 2000
+LARGEST_IN_BLOCKS, BLOCKS = 2000, 100  # clients whose weights are summed up, and by how many blocks of them
 LOG_TAIL = 200_000  # bytes of log.txt
 
 
@@ -302,35 +304,61 @@ def weights(now: Snapshot, name: str, round: int | None, known: str = "") -> Vie
 
     def read(db: sqlite3.Connection) -> View:
         people, rounds = clients_of(db), run_db.weight_rounds(db)
+        if len(people) > LARGEST_IN_BLOCKS:
+            said = f"{len(people):,} clients are too many to draw (at most {LARGEST_IN_BLOCKS:,})."
+            return {"trouble": f"{said} The page of clients shows whose models each of them takes."}
         likeness = _likeness(tuple(people))
         likeness = {"like": known} if known == likeness["like"] else likeness
         if not rounds:
             return {"rounds": [], "names": [client.name for client in people], **likeness}
-        if len(people) > LARGEST_MATRIX:
-            return {"trouble": f"{len(people)} clients are too many to draw (at most {LARGEST_MATRIX})."}
         wanted = rounds[-1] if round is None else min(rounds, key=lambda t: abs(t - round))
-        found = list(matrices(db, len(people), wanted))
+        found = list(run_db.matrices(db, len(people), wanted))
         if not found:
             return {"trouble": "The matrix of weights has not one row per client."}
-        return {
-            "rounds": rounds,
-            "round": wanted,
-            "names": [client.name for client in people],
-            "A": found[0][1].round(4),
-            **dict(zip(("low", "top"), np.percentile(off_diagonal(found[0][1]), (0.5, 99.5)).tolist(), strict=True)),
-            "partners": partners(found[0][1]).round(2),
-            "groups": groups(found[0][1]),
-            **likeness,
-        }
+        return {"rounds": rounds, "round": wanted, **_drawn(tuple(people), found[0][1]), **likeness}
 
     return _open(entry, read)
+
+
+def _drawn(people: tuple[Client, ...], A: Floats) -> View:
+    """A client by client; of many clients, what those of one block take from those of another."""
+    if len(people) <= LARGEST_MATRIX:
+        names, shown = [client.name for client in people], A
+        more: View = {"partners": partners(A).round(2), "groups": groups(A), "blocks": 0}
+    else:
+        blocks = _blocks(people)
+        names = [f"{k}: {people[block[0]].name} and {len(block) - 1} more" for k, block in enumerate(blocks, 1)]
+        shown = in_blocks(A, blocks)
+        more = {"partners": [round(float(partners(A)[block].mean()), 2) for block in blocks], "groups": []}
+        more["blocks"] = len(people)
+    low, top = np.percentile(off_diagonal(shown), (0.5, 99.5)).tolist()
+    return {"names": names, "A": shown.round(4), "low": low, "top": top, **more}
+
+
+def in_blocks(A: Floats, blocks: Sequence[Index]) -> Floats:
+    """[blocks, blocks] what a client of a block takes from all others of a block, mean over its clients."""
+    others = np.where(np.eye(len(A), dtype=bool), 0.0, A)
+    columns = np.stack([others[:, block].sum(1) for block in blocks], axis=1)
+    return np.stack([columns[block].mean(0) for block in blocks])
+
+
+@lru_cache(maxsize=8)
+def _blocks(people: tuple[Client, ...]) -> list[Index]:
+    """Clients with similar labels in blocks of equal size."""
+    counts = label_counts(people)
+    order = np.arange(len(people)) if counts is None else clustered(similarity(counts))
+    return np.array_split(order, BLOCKS)
 
 
 @lru_cache(maxsize=8)
 def _likeness(people: tuple[Client, ...]) -> View:
     counts, like = label_counts(people), hashlib.sha256(repr(people).encode()).hexdigest()[:16]
-    if counts is None or len(people) > LARGEST_MATRIX:
-        return {"like": like, "similar": None, "order": list(range(len(people)))}
+    if counts is None:
+        drawn = len(people) if len(people) <= LARGEST_MATRIX else BLOCKS
+        return {"like": like, "similar": None, "order": list(range(drawn))}
+    if len(people) > LARGEST_MATRIX:
+        similar = similarity(np.stack([counts[block].sum(0) for block in _blocks(people)]))
+        return {"like": like, "similar": similar.round(3), "order": list(range(BLOCKS))}
     similar = similarity(counts)
     return {"like": like, "similar": similar.round(3), "order": clustered(similar).tolist()}
 
@@ -342,10 +370,11 @@ def course(now: Snapshot, name: str) -> View:
     def read(db: sqlite3.Connection) -> View:
         people, rounds = clients_of(db), run_db.weight_rounds(db)
         counts = label_counts(people)
-        if not rounds or len(people) > LARGEST_MATRIX:
+        if not rounds or len(people) > LARGEST_IN_BLOCKS:
             return {"rounds": []}
-        similar = None if counts is None else off_diagonal(similarity(counts))
-        moments = landmarks(rounds)
+        is_small = len(people) <= LARGEST_MATRIX
+        similar = off_diagonal(similarity(counts)) if counts is not None and is_small else None
+        moments = landmarks(rounds) if is_small else landmarks(rounds, MOST_MOMENTS // 10)
         same = {(key, value) for key, value in run_db.meta(db).items() if key not in ("status", "finished", "reason")}
         whose = (entry.folder, frozenset(same))
         past = dict(zip(rounds[1:], rounds, strict=False))
@@ -369,14 +398,14 @@ def _moment(
     """Own weights (mean, least, most), rank correlation with similar labels, partners, what moved since ``past``."""
     key = (whose, round)
     if key not in _moments:
-        matrix = next((A for _, A in matrices(db, clients, round)), None)
+        matrix = next((A for _, A in run_db.matrices(db, clients, round)), None)
         if matrix is None:
             return None
         if len(_moments) > 10 * MOST_POINTS:
             _moments.clear()
         own = np.diag(matrix)
         follows = float("nan") if similar is None else rank_correlation(off_diagonal(matrix), similar)
-        before = None if past is None else next((A for _, A in matrices(db, clients, past)), None)
+        before = None if past is None else next((A for _, A in run_db.matrices(db, clients, past)), None)
         change = float("nan") if before is None else moved(before, matrix)
         _moments[key] = float(own.mean()), float(own.min()), float(own.max()), follows, partners(matrix).mean(), change
     return _moments[key]

@@ -179,9 +179,9 @@ def axis_of(score: Score) -> str:
 def _room(values: Floats, score: Score) -> tuple[float, float]:
     """From just beside where most of the action is to just beyond the best."""
     seen = values[np.isfinite(values)]
-    low, high = float(np.percentile(seen, 2)), float(seen.max())
+    low, high = float(np.percentile(seen, 2, method="lower")), float(seen.max())
     if score.better == "lower":
-        low, high = float(seen.min()), float(np.percentile(seen, 98))
+        low, high = float(seen.min()), float(np.percentile(seen, 98, method="higher"))
     margin = max(0.01 * score.scale if score.is_share else 1e-9, 0.05 * (high - low))
     return max(score.low, low - margin), min(score.high, high + margin)
 
@@ -326,7 +326,7 @@ def who(scenario: Scenario) -> Drawn:
     entries.sort(key=lambda entry: entry[0])
     if len(entries) > MANY_CLIENTS:
         return _gain_histogram([entry[0] for entry in entries], label, scenario.score)
-    figure = drawing.new(min(0.15 * len(entries) + 0.8, 9.0))
+    figure = drawing.new(min(max(0.15 * len(entries) + 0.8, 2.0), 9.0))
     axes = figure.add_subplot()
     values, places = [entry[0] for entry in entries], range(len(entries))
     axes.barh(places, values, height=0.75, color=[ONE if value >= 0 else TWO for value in values])
@@ -355,7 +355,11 @@ def _gain_histogram(values: Sequence[float], label: str, score: Score) -> Figure
     axes.bar(centres, counts, width=0.92 * width, color=[ONE if centre > 0 else TWO for centre in centres])
     if equal:
         axes.bar(0, equal, width=0.4 * width, color=OTHER)
-        axes.annotate(f"{equal:,} equal", (0, equal), (5, -3), textcoords="offset points", va="top", fontsize=8)
+        axes.annotate(  # above all bars, which would cover it
+            f"{equal:,} equal", (0, 1), (5, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            va="top", fontsize=8,
+        )  # fmt: skip
+        axes.set_ylim(0, 1.15 * max(equal, *counts))
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(xlabel=f"gain of {short(label)} over Local, {points(score)}", ylabel=f"of {len(values):,} clients")
     _count_whole(axes.yaxis)
@@ -374,19 +378,29 @@ def bytes_score(scenario: Scenario) -> Drawn:
     ends = {row.method: (row.kib, last(scenario, row.method)) for row in rows}
     positive = [x for x, _ in ends.values() if x > 0] or [1.0]
     small, large = min(positive) / 2, max(positive) * 2  # below the smallest the axis runs straight to zero
-    powers = [10.0**k for k in range(-3, 9) if 2 * small <= 10.0**k <= large]
+    ticks = [0.0, *_ticks(small, large)]
 
     def draw(axes: Any) -> None:
         for label, (x, y) in ends.items():
             strong = kinds[label].is_strong
             axes.scatter(x, y, s=34 if strong else 20, color=kinds[label].colour, zorder=3 if strong else 2)
         axes.set_xscale("symlog", linthresh=small, linscale=0.4)
-        axes.set_xticks([0, *powers], ["0", *(f"{power:,g}" for power in powers)])
+        axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
         axes.set_xticks([], minor=True)
         axes.set_xlim(-0.2 * small, large)
 
     values = np.array([y for _, y in ends.values()])
     return _panels(draw, ends, kinds, values, "KiB down and up, per client and round", scenario.score)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two numbers; with 2 and 5 times them where that leaves fewer than three."""
+    powers = [10.0**k for k in range(-3, 9) if low <= 10.0**k <= high]
+    return (
+        powers
+        if len(powers) > 2
+        else [n * 10.0**k for k in range(-3, 9) for n in (1, 2, 5) if low <= n * 10.0**k <= high]
+    )
 
 
 def time_split(scenario: Scenario) -> Drawn:
@@ -441,7 +455,7 @@ def _sizes(samples: Sequence[int]) -> Drawn:
     else:
         axes.bar(range(len(samples)), samples, color=ONE)
         axes.set(xlabel="client", ylabel="train samples")
-        _count_whole(axes.xaxis)
+    _count_whole(axes.xaxis)
     _count_whole(axes.yaxis)
     return figure
 
@@ -455,7 +469,7 @@ def _holdings(counts: Index) -> Figure:
     held = (counts > 0).sum(1)
     right.bar(*np.unique(held, return_counts=True), color=ONE)
     right.set(xlabel="classes")
-    for axis in (left.yaxis, right.yaxis, right.xaxis):
+    for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
         _count_whole(axis)
     return figure
 
@@ -466,13 +480,18 @@ def watched(scenario: Scenario) -> Run | None:
     return next((run for run in candidates if run.matrices), None)
 
 
+def _unwatched(scenario: Scenario, otherwise: str) -> str:
+    """Why there are no weights to draw."""
+    if all(len(run.clients) <= LARGEST_MATRIX for run in scenario.runs):
+        return otherwise
+    return f"Weights between more than {LARGEST_MATRIX} clients are not drawn here; `fedapa watch` sums them up."
+
+
 def weights(scenario: Scenario) -> Drawn:
     """A at a few rounds, and beside it how similar the clients' labels are; all in the same order of clients."""
     run = watched(scenario)
-    if run is None and any(len(run.clients) > LARGEST_MATRIX for run in scenario.runs):
-        return f"A matrix of weights between more than {LARGEST_MATRIX} clients is not drawn."
     if run is None:
-        return "No run recorded a matrix of weights (FedAPA and FedAMP do)."
+        return _unwatched(scenario, "No run recorded a matrix of weights (FedAPA and FedAMP do).")
     counts = label_counts(run.clients)
     similar = None if counts is None else similarity(counts)
     order = np.arange(len(run.clients)) if similar is None else clustered(similar)
@@ -483,9 +502,10 @@ def weights(scenario: Scenario) -> Drawn:
     panels = figure.subplots(rows, 2, squeeze=False).ravel()
     for axes, (t, A) in zip(panels, shown, strict=False):
         image = _heat(axes, A, order, run, top)
-        axes.set_title(f"A, round {t} (own {np.mean(np.diag(A)):.2f})", loc="left")
+        axes.set_title(f"round {t} (own {np.mean(np.diag(A)):.2f})", loc="left")
     used = list(panels[: len(shown)])
-    figure.colorbar(image, ax=used, location="bottom", shrink=0.6, aspect=40, pad=0.02, label="weight a_ij of client j")
+    bar: dict[str, Any] = {"location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
+    figure.colorbar(image, ax=used, label="weight of the column's client in the row's mixture", **bar)
     if similar is not None:
         axes = panels[len(shown)]
         image = _heat(axes, similar, order, run, 1.0)
@@ -496,11 +516,17 @@ def weights(scenario: Scenario) -> Drawn:
     return figure
 
 
+def distinct(names: Sequence[str], most: int = 6) -> list[str]:
+    """Few letters of every name: the first, or the last where many begin alike."""
+    first = [name[:most] for name in names]
+    return first if len(set(first)) == len(set(names)) else [name[-most:] for name in names]
+
+
 def _heat(axes: Any, matrix: Floats, order: Index, run: Run, top: float) -> Any:
     off = np.ma.masked_array(matrix, np.eye(len(matrix), dtype=bool))[np.ix_(order, order)]
     image = axes.imshow(off, cmap=MAP, vmin=0, vmax=top, interpolation="none", aspect="equal")
     marks = ticks(len(order))
-    names = [run.clients[order[k]].name[:6] for k in marks]
+    names = distinct([run.clients[order[k]].name for k in marks])
     axes.set_xticks(marks, names, rotation=90, fontsize=6.2)
     axes.set_yticks(marks, names, fontsize=6.2)
     axes.tick_params(length=0, pad=1.5)
@@ -518,7 +544,7 @@ def course(scenario: Scenario) -> Drawn:
     """Round by round: how much a client keeps of its own, and whether weight follows similar labels."""
     run = watched(scenario)
     if run is None or len(run.matrices) < 2:
-        return "No run recorded its weights over several rounds."
+        return _unwatched(scenario, "No run recorded its weights over several rounds.")
     counts = label_counts(run.clients)
     rounds = [t for t, _ in run.matrices]
     own = np.array([np.diag(A) for _, A in run.matrices])
@@ -548,7 +574,7 @@ def collaborators(scenario: Scenario) -> Drawn:
     """Round by round: with how many others a client works, and how much of A moves; the weight on malicious ones."""
     runs = [run for run in mixing(scenario) if len(run.matrices) > 1]
     if not runs:
-        return "No run recorded its weights over several rounds."
+        return _unwatched(scenario, "No run recorded its weights over several rounds.")
     attacked = any(run.result.attacker_weight for run in runs)
     kinds, several = looks(scenario), len(runs) > 1
     figure = drawing.new(2.9 + 1.2 * attacked + 0.18 * several)

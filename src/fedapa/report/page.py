@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,14 +22,15 @@ from fedapa.methods.catalogue import METHODS
 from fedapa.methods.papers import PAPERS
 from fedapa.report import drawing, figures, paper
 from fedapa.report.drawing import signed
-from fedapa.store.atomic_io import PUBLIC, write_atomically
-from fedapa.store.run_folder import make_folder
+from fedapa.report.drawn import Job, Picture, draw_all
+from fedapa.store.atomic_io import PUBLIC, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from fedapa.analysis.statistics import Ranks
 
 Step = Callable[[str, int, int], None]  # what was drawn, how many so far, of how many
 NONE = "–"
+RANKS = "ranks"  # the figure over all scenarios
 MOST_NAMES = 60  # clients whose groups are told by name
 
 
@@ -191,16 +193,17 @@ def render(found: Gathered, name: str, figure_folder: Path | None, files: list[P
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    scenarios = len(found.scenarios)
-    keep = _Keeper(figure_folder, files, step, len(PLOTS) * scenarios + (scenarios > 1))
-    sections = [_section(k, scenario, keep) for k, scenario in enumerate(found.scenarios)]
+    ranks = _ranks(found.scenarios)
+    pictures = _Pictures(found.scenarios, ranks, figure_folder, step)
+    files += pictures.files
+    sections = [_section(k, scenario, pictures) for k, scenario in enumerate(found.scenarios)]
     runs = [run for scenario in found.scenarios for run in scenario.runs]
     return look.get_template("page.html").render(
         name=name,
         made=time.strftime("%Y-%m-%d %H:%M"),
         colours=drawing.COLOURS,
         sections=sections,
-        overview=_overview(found.scenarios, keep),
+        overview=_overview(found.scenarios, ranks, pictures),
         counts=_counts(found),
         troubles=found.troubles,
         runs=[_run_row(run) for run in runs],
@@ -211,32 +214,38 @@ def render(found: Gathered, name: str, figure_folder: Path | None, files: list[P
     )
 
 
-class _Keeper:
-    """Draws a figure once, for the page and for a file."""
+class _Pictures:
+    """All figures of a page by name; drawn at once, so that several cores can share the work."""
 
-    def __init__(self, folder: Path | None, files: list[Path], step: Step, total: int) -> None:
-        self.folder, self.files, self.step, self.done, self.total = folder, files, step, 0, total
+    def __init__(self, scenarios: Sequence[Scenario], ranks: Ranks | None, folder: Path | None, step: Step) -> None:
+        jobs = [
+            Job(f"{_key(k, scenario)}-{plot.name}", partial(plot.draw, scenario))
+            for k, scenario in enumerate(scenarios)
+            for plot in PLOTS
+        ]
+        jobs += [Job(RANKS, partial(figures.mean_ranks, ranks))] if ranks is not None else []
+        self.files: list[Path] = []
+        self._found: dict[str, Picture] = {}
+        for job, picture in zip(jobs, draw_all(jobs, folder), strict=True):
+            self._found[job.name] = picture
+            self.files += picture.files
+            step(job.name, len(self._found), len(jobs))
 
-    def show(self, name: str, title: str, caption: str, draw: Callable[[], figures.Drawn]) -> Shown:
-        import matplotlib
-
-        with matplotlib.rc_context(drawing.RC):
-            drawn = draw()
-        self.done += 1
-        self.step(title, self.done, self.total)
-        if isinstance(drawn, str):
-            return Shown(name, title, caption, "", drawn)
-        svg = drawing.as_svg(drawn, name)
-        if self.folder is not None:
-            self.files += drawing.write(drawn, svg, self.folder / name)
-        return Shown(name, title, caption, drawing.inline(svg, name, f"{title}. {caption}"), "")
+    def show(self, name: str, title: str, caption: str) -> Shown:
+        svg, missing, _ = self._found[name]
+        return Shown(name, title, caption, drawing.inline(svg, name, f"{title}. {caption}") if svg else "", missing)
 
 
 # ----------------------------------------------------------------------------------------------------- one scenario
 
 
-def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
-    key = f"s{k + 1}-{re.sub(r'[^a-z0-9]+', '-', scenario.title.lower()).strip('-')}"[:60]
+def _key(k: int, scenario: Scenario) -> str:
+    """What its part of the page and its figures are called."""
+    return f"s{k + 1}-{re.sub(r'[^a-z0-9]+', '-', scenario.title.lower()).strip('-')}"[:60]
+
+
+def _section(k: int, scenario: Scenario, pictures: _Pictures) -> Section:
+    key = _key(k, scenario)
     rows = _ranked(scenario)
     printed = {row.method: _printed(scenario, row.method) for row in rows}
     watched, seeds = figures.watched(scenario), sorted({run.result.seed for run in scenario.runs})
@@ -252,12 +261,7 @@ def _section(k: int, scenario: Scenario, keep: _Keeper) -> Section:
         "allocation": f", allocation of seed {scenario.first.result.seed}" if len(seeds) > 1 else "",
     }
     plots = {
-        plot.name: keep.show(
-            f"{key}-{plot.name}",
-            _fill(plot.title, words),
-            _fill(plot.caption, words),
-            lambda plot=plot: plot.draw(scenario),  # type: ignore[misc]
-        )
+        plot.name: pictures.show(f"{key}-{plot.name}", _fill(plot.title, words), _fill(plot.caption, words))
         for plot in PLOTS
     }
     has_paper = any(p.accuracy is not None for p in printed.values())
@@ -497,10 +501,9 @@ class Overview(NamedTuple):
     score: str  # what the numbers are
 
 
-def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
+def _overview(scenarios: Sequence[Scenario], ranks: Ranks | None, pictures: _Pictures) -> Overview | None:
     if len(scenarios) < 2:
         return None
-    ranks = _ranks(scenarios)
     labels = list(dict.fromkeys(row.method for scenario in scenarios for row in scenario.rows))
     mean = ranks.mean_rank if ranks else {}
     labels.sort(key=lambda label: mean.get(label, np.inf))
@@ -520,7 +523,7 @@ def _overview(scenarios: Sequence[Scenario], keep: _Keeper) -> Overview | None:
     if ranks is not None and ranks.difference is not None:
         caption += f" A bar at the right joins methods whose ranks differ by less than {ranks.difference:.1f}: they are"
         caption += " not told apart (Nemenyi, 5 %)."
-    plot = keep.show("ranks", "Mean ranks", caption, lambda: figures.mean_ranks(ranks)) if ranks else None
+    plot = pictures.show(RANKS, "Mean ranks", caption) if ranks else None
     p = "" if ranks is None or ranks.p is None else sure(ranks.p).removeprefix(", ")
     names = " and ".join(dict.fromkeys(scenario.score.heading for scenario in scenarios))
     return Overview([scenario.title for scenario in scenarios], rows, p, plot, names[0].upper() + names[1:])

@@ -13,12 +13,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedapa.training.engines.native import available
-from fedapa.training.task import Task
+if TYPE_CHECKING:
+    from fedapa.training.task import Task
 
 UNKNOWN = "unknown"
 BETWEEN = "; "  # separates different sessions of one run
@@ -46,6 +44,8 @@ class Provenance:
 
 def current(task: Task) -> dict[str, str]:
     """The provenance that a session writes into run.db."""
+    import torch
+
     return {
         "version": package_version("fedapa"),
         "commit": commit(),
@@ -119,6 +119,7 @@ def revision(about: Mapping[str, str]) -> int:
 # ------------------------------------------------------------------------------------------------ code and machine
 
 
+@cache
 def package_version(package: str) -> str:
     try:
         return installed(package)
@@ -157,11 +158,15 @@ def _git(root: Path, *words: str) -> str | None:
 
 def _library(task: Task) -> str:
     """The engine and its library, since last digits differ between libraries."""
+    from fedapa.training.engines.native import available
+
     return task.engine if task.kernel is None else f"{task.engine}-{available()[1].partition(':')[0]}"
 
 
 def processor() -> str:
     """The processor's name, and the instructions that PyTorch uses on it."""
+    import torch
+
     return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -8,18 +8,18 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedapa.core.scores import ACCURACY, LOSS, Score, scores_from_json
+from fedapa.core.summaries import TEST, VALIDATION, Summary, Sums, summarise
 from fedapa.errors import InputError, RunError
-from fedapa.rounds.evaluation import TEST, VALIDATION, Summary, Sums, summarise
-from fedapa.rounds.round_log import Event, RoundLog
 from fedapa.store import checksums
-from fedapa.training.job import LossSum
+
+if TYPE_CHECKING:
+    from fedapa.rounds.round_log import RoundLog
 
 Floats = npt.NDArray[np.float64]
 SCHEMA = f"""
@@ -258,7 +258,16 @@ def is_begun(path: Path) -> bool:
 
 
 def meta(db: sqlite3.Connection) -> dict[str, str]:
-    return dict(db.execute("SELECT key, value FROM meta"))
+    return dict(_printable(row) for row in db.execute("SELECT key, value FROM meta"))
+
+
+def _printable(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Texts without what a terminal would obey: the run may be somebody else's."""
+    return tuple(_plain(value) if isinstance(value, str) and not value.isprintable() else value for value in row)
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
 def curve(
@@ -332,7 +341,8 @@ def visit_seconds(db: sqlite3.Connection) -> float:
 
 def client_data(db: sqlite3.Connection) -> list[tuple[str, int, int, int, str]]:
     """Name, train, test and validation samples, and label counts of every client."""
-    return db.execute("SELECT name, train, test, validation, labels FROM client ORDER BY client").fetchall()
+    rows = db.execute("SELECT name, train, test, validation, labels FROM client ORDER BY client")
+    return [(name, train, test, held, labels) for name, train, test, held, labels in map(_printable, rows)]
 
 
 def last_round(db: sqlite3.Connection) -> int | None:
@@ -410,13 +420,19 @@ def damaged_rounds(db: sqlite3.Connection) -> list[int] | None:
 
 
 def events(db: sqlite3.Connection) -> list[tuple[int, int | None, str, str]]:
-    return db.execute("SELECT round, client, kind, text FROM event ORDER BY id").fetchall()
+    rows = db.execute("SELECT round, client, kind, text FROM event ORDER BY id")
+    return [(round, client, kind, text) for round, client, kind, text in map(_printable, rows)]
 
 
 def logs(db: sqlite3.Connection) -> list[RoundLog]:
     """The round logs as the loop wrote them, except for the order of clients within a round, and without the watched
     tensors of all rounds but the last: ``matrices`` and ``clusters`` read those one by one."""
-    found, scores = {}, scores_of(db)
+    import torch
+
+    from fedapa.rounds.round_log import Event, RoundLog
+    from fedapa.training.job import LossSum
+
+    found, scores = dict[int, RoundLog](), scores_of(db)
     for t, clients, training, server in db.execute(
         "SELECT round, seconds - server_seconds, training_seconds, server_seconds FROM round ORDER BY round"
     ):

@@ -25,6 +25,7 @@ from fedapa.store.atomic_io import make_folder as make_folder
 from fedapa.store.atomic_io import sweep, write_json
 from fedapa.store.checkpoint import Checkpoint
 from fedapa.store.file_lock import flock
+from fedapa.store.run_list import runs_under as runs_under
 from fedapa.store.run_settings import CONFIG as CONFIG
 from fedapa.store.run_settings import EXPERIMENT, SETTINGS
 from fedapa.training.settings import Engine
@@ -47,17 +48,6 @@ def check_free(folder: Path, config: str) -> None:
     """Refuse a folder that holds another run; the same run is resumed."""
     if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config.encode():
         raise InputError(f"{folder} holds a run with another config", "choose another --out, or resume that one")
-
-
-def runs_under(folder: Path) -> list[Path]:
-    """The run folders at, right below or two levels below a folder (a sweep's), in the order of their names."""
-    if _is_run(folder):
-        return [folder]
-    return sorted(path for level in ("*", "*/*") for path in folder.glob(level) if _is_run(path))
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (CONFIG, "run.db"))
 
 
 def status(folder: Path) -> str:

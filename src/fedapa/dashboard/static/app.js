@@ -68,18 +68,19 @@ function say(word) {
 let isFilling = false;
 let isWaiting = false;
 let told = null; // the version that the server spoke of last
+let isOutdated = false; // what is shown comes from a server that went: another one may count from one again
 async function refresh() {
   if (isFilling || (document.hidden && found)) { isWaiting = true; return; } // nobody looks: later is soon enough
   isFilling = true;
   try {
     do {
-      isWaiting = false;
+      isWaiting = isOutdated = false;
       const isFirst = !found;
       const began = performance.now();
       await show(true);
       await settled();
       if (!isFirst) await rest(performance.now() - began);
-    } while (isWaiting && found?.version !== told);
+    } while (isWaiting && (isOutdated || found?.version !== told));
   } finally {
     isFilling = false;
   }
@@ -95,12 +96,13 @@ function listen() {
   stream.onmessage = ({ data }) => {
     say("live");
     told = Number(data);
-    if (isLost || found?.version !== told) refresh();
+    if (isLost) isOutdated = true;
     isLost = false;
+    if (isOutdated || found?.version !== told) refresh();
   };
   stream.onerror = () => {
     say("lost");
-    isLost = true; // another server may count from one again
+    isLost = true;
     told = null;
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };

@@ -126,11 +126,11 @@ export function band(x, low, high, [tone], extra = {}) {
 // Cividis: dark to light in order, for every kind of colour vision and in grey.
 export const HEAT = "Cividis";
 
-export function heat(matrix, order, names, low, top, what) {
+export function heat(matrix, order, names, low, top, what, withOwn = false) {
   const texts = order.map((i) => literal(short(names[i], 8)));
   const whole = order.map((i) => literal(names[i]));
   const room = 14 + 5.5 * Math.max(...order.map((i) => short(names[i], 8).length));
-  const z = order.map((i) => order.map((j) => (i === j ? null : matrix[i][j])));
+  const z = order.map((i) => order.map((j) => (i === j && !withOwn ? null : matrix[i][j])));
   const own = order.map((i) => matrix[i][i]);
   const text = order.map((i, a) => order.map((j, b) => `${whole[a]} ← ${whole[b]}: ${(a === b ? own[a] : matrix[i][j])?.toFixed(3)}`));
   return {

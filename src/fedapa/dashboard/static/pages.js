@@ -383,9 +383,9 @@ export function collaboration(root) {
     const hidden = view.trouble || !view.rounds.length;
     figures.hidden = bar.hidden = Boolean(hidden);
     if (hidden) return fill(message, view.trouble ? trouble(view.trouble) : empty("This method keeps no matrix of weights; FedAPA and FedAMP do. Choose one of their runs."));
-    fill(message);
-    follow = here().query.has("client") ? Number(here().query.get("client")) : null;
-    fill(who, field("Follow", select([["", "nobody"], ...view.names.map((name, i) => [String(i), short(name)])], String(follow ?? ""), (v) => adjust({ client: v }), { "data-key": "who" })));
+    fill(message, view.blocks ? h("p", { class: "quiet" }, `${whole(view.blocks)} clients in ${view.names.length} blocks, similar labels together: a square is what a client of the row's block takes from all others of the column's block, on average. The page of clients shows one closely.`) : null);
+    follow = here().query.has("client") && !view.blocks ? Number(here().query.get("client")) : null;
+    fill(who, view.blocks ? null : field("Follow", select([["", "nobody"], ...view.names.map((name, i) => [String(i), short(name)])], String(follow ?? ""), (v) => adjust({ client: v }), { "data-key": "who" })));
     rounds = view.rounds;
     slider.max = String(rounds.length - 1);
     slider.value = String(rounds.indexOf(view.round));
@@ -423,7 +423,7 @@ export function collaboration(root) {
   function show() {
     const order = here().query.get("order") === "number" ? view.order.map((_, k) => k).sort((a, b) => a - b) : view.order;
     const now = view;
-    draw(maps.A, () => heat(now.A, order, now.names, now.low, now.top, "weight"), null, `Weights of round ${now.round}`);
+    draw(maps.A, () => heat(now.A, order, now.names, now.low, now.top, "weight", Boolean(now.blocks)), null, `Weights of round ${now.round}`);
     const which = `${now.like} ${order}`;
     maps.similar.parentElement.hidden = !now.similar;
     if (now.similar && which !== shownLikeness) draw(maps.similar, () => heat(now.similar, order, now.names, 0, 1, "labels in common"), null, "Labels that clients have in common");
@@ -431,7 +431,7 @@ export function collaboration(root) {
     draw(maps.partners, () => bars(now.partners, order, now.names, now.groups), null, `Effective number of others of every client, round ${now.round}`);
     const alone = now.names.length - now.groups.flat().length;
     const told = now.groups.map((members) => members.map((i) => now.names[i]).join(", ")).join(" · ");
-    grouped.textContent = now.groups.length ? `Groups in round ${now.round}: ${short(told, 600)}.${alone ? ` In none: ${whole(alone)} clients.` : ""}` : `No groups in round ${now.round}.`;
+    grouped.textContent = now.groups.length ? `Groups in round ${now.round}: ${short(told, 600)}.${alone ? ` In none: ${whole(alone)} clients.` : ""}` : now.blocks ? "" : `No groups in round ${now.round}.`;
     draw(maps.graph, () => graph(now.A, order, now.names, now.low, now.top, follow), null, `Graph of the strongest weights of round ${now.round}`).then(() => {
       if (maps.graph.on && !maps.graph.dataset.heard) {
         maps.graph.dataset.heard = "yes";
