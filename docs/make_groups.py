@@ -1,7 +1,7 @@
 """Write docs/groups.md, docs/groups.svg and the table of docs/beyond.md: python docs/make_groups.py
 
-`fedapa sweep experiments/groups.toml` (and groups-rules.toml, malicious.toml) makes the runs, experiments/collect.py
-the files. No number on the page is typed by hand.
+`fedapa sweep experiments/groups.toml` (and groups-rules.toml, schedule.toml, malicious.toml) makes the runs,
+experiments/collect.py the files. No number on the page is typed by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapa.analysis import comparison, result_sets
+from fedapa.analysis import comparison, result_sets, statistics
 from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import RunResult
 from fedapa.analysis.statistics import FEWEST
@@ -26,9 +26,11 @@ KNOWING = ("oracle", "ifca-true", "ifca-true-e")  # they are told the groups, or
 
 INTRO = """# Groups: who finds them, who uses them, who is misled
 
-Made by `python docs/make_groups.py` from `experiments/groups.toml`, `groups-rules.toml` and `malicious.toml` and their
-results. Small runs: CIFAR-10, LeNet-5, {train} train samples a client, {rounds} rounds, batch {batch}. Accuracies are
-far below those of [results.md](results.md) and differences larger. {made}
+Which methods find hidden groups of clients, what that is worth in accuracy, and whom a malicious client misleads.
+
+Made by `python docs/make_groups.py` from `experiments/groups.toml`, `groups-rules.toml`, `schedule.toml` and
+`malicious.toml` and their results. Small runs: CIFAR-10, LeNet-5, {train} train samples a client, {rounds} rounds,
+batch {batch}. Accuracies are far below those of [results.md](results.md) and differences larger. {made}
 
 Structures of 20 clients: *planted*, five groups of four with two classes each; *uneven*, groups of 7, 5, 3, 3 and 2;
 *overlapping*, groups in a ring that share a class with their neighbours; *nested*, groups two by two with one class in
@@ -63,6 +65,12 @@ RULES = """## Candidates for the default rule
 Allocations {seeds}, which no other table uses: accuracy on a fifth of every client's train set that nobody trained on,
 of the model as it arrives, mean of the last evaluated rounds and over allocations. Test data are not looked at."""
 
+SCHEDULE = """## A running mean, or a rate that falls?
+
+`experiments/schedule.toml`, {most} allocations: the same methods at a constant rate and at one that falls to zero over
+the rounds as a cosine, each as it is and with `+ema`. The last column is the falling rate alone against the running
+mean alone, in points, paired by allocation, with its 95 % interval."""
+
 MALICIOUS = """## Malicious clients
 
 The structure *planted*, with 2 of 20 clients malicious. *none* is the mean accuracy of all clients; the other columns
@@ -74,7 +82,7 @@ def page() -> str:
     parts = [_intro(scenarios, runs)]
     if runs:
         parts += [_accuracy(scenarios, runs), _found(scenarios, runs), _goal(scenarios, runs)]
-    parts += [_rules(), _malicious()]
+    parts += [_rules(), _schedule(), _malicious()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -150,8 +158,6 @@ def _verdict(runs: Sequence[RunResult]) -> str:
 
 def _ahead(runs: Sequence[RunResult], rival: str) -> tuple[float, str, str]:
     """Points ahead of a rival, pooled accuracies paired by allocation, its interval, and what that says."""
-    from fedapa.analysis import statistics
-
     mine, theirs = ({run.partition: run.headline.last for run in runs if run.label == name} for name in (OURS, rival))
     gaps = [mine[key] - theirs[key] for key in mine if key in theirs]
     if not gaps:
@@ -176,6 +182,35 @@ def _rules() -> str:
     seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     names = _columns(scenarios, runs)
     return "\n".join([RULES.format(seeds=seeds), "", *_table(names, scenarios[names[0]].methods, cells)])
+
+
+def _schedule() -> str:
+    runs = _runs("schedule")
+    if not runs:
+        return ""
+    value = {(run.scenario, run.label.replace("-ema", "+ema"), run.partition): run.headline.last for run in runs}
+    allocations = sorted({run.partition for run in runs})
+    parts = [SCHEDULE.format(most=len({run.seed for run in runs}))]
+    for structure in ("planted", "dirichlet"):
+        lines = [_line(structure, "constant", "constant, +ema", "cosine", "cosine, +ema", "cosine vs +ema")]
+        lines.append("|" + "---|" * 6)
+        for method in dict.fromkeys(label.removesuffix("+ema") for _, label, _ in value):
+            cells = [(f"{structure}-{rate}", method + mean) for rate in ("constant", "cosine") for mean in ("", "+ema")]
+            found = [[value[(*cell, a)] for a in allocations if (*cell, a) in value] for cell in cells]
+            shared = [a for a in allocations if (*cells[1], a) in value and (*cells[2], a) in value]
+            gap = _points([value[(*cells[2], a)] - value[(*cells[1], a)] for a in shared])
+            lines.append(_line(method, *(f"{np.mean(values):.2f}" if values else NONE for values in found), gap))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _points(gaps: Sequence[float]) -> str:
+    """The mean of paired differences, with its interval where there are enough of them."""
+    if not gaps:
+        return NONE
+    spread = statistics.interval(gaps, (-100.0, 100.0))
+    sure = "" if spread.low is None or spread.high is None else f" [{spread.low:+.2f}, {spread.high:+.2f}]"
+    return f"{spread.mean:+.2f}{sure}"
 
 
 def _malicious() -> str:

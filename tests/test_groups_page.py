@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedapa.analysis.run_results import Phase, RunResult
-from fedapa.rounds.evaluation import Summary
+from fedapa.core.summaries import Summary
 from maker import load_maker
 
 DOCS = Path(__file__).parents[1] / "docs"
