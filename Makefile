@@ -5,7 +5,7 @@ READY  := .venv/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help docs coverage pictures test-container demo demo-federation test mutants browser test-federation soak load tools test-native-asan check lint types tests system format bench parity clean
+.PHONY: help docs coverage pictures test-container test-docs demo demo-federation test mutants browser test-federation soak load tools test-native-asan check lint types tests system format bench parity clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -63,6 +63,9 @@ test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable
 
 test-container: $(READY) ## the steps of deploy/Containerfile in a clean environment: build a wheel, look into it, start it
 	FEDAPA_CONTAINER=1 $(BIN)/pytest -n0 tests/test_container.py
+
+test-docs: $(READY) ## every command and every Python block of the pages, also what takes minutes: trials, servers, federations
+	FEDAPA_DOCS=1 $(BIN)/pytest -n0 tests/test_doc_blocks.py --durations=10
 
 soak: $(READY) tools ## two hundred rounds of a real federation with a random kill every few rounds; SOAK="--seed 1"
 	$(BIN)/python tests/flower/soak.py $(SOAK)

@@ -100,7 +100,8 @@ def entry_of(name: str, task: Task, exchanged: Exchange) -> str:
         return "\n".join([*lines, f"The method [{METHODS[same].title}]({same}.md) with {settings(name)}.", ""])
     document = sys.modules[method_class(name).__module__].__doc__ or ""
     rule = ["## Rule", "", "```text", document.strip(), "```", ""]
-    used = ["## Use it", "", "```console", f"$ fedapa run cifar10-dirichlet --method local,{name}", "```", ""]
+    beside = name if name == "local" else f"local,{name}"
+    used = ["## Use it", "", "```console", f"$ fedapa run cifar10-dirichlet --method {beside}", "```", ""]
     told = [*lines, *rule, *facts(name, method, task, exchanged), *trained(name), *used, *paper(name)]
     return "\n".join(told).rstrip() + "\n"
 

@@ -5,13 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from browser import Looker, open_browser
 from command import COMMAND, SMALL, Answer, Call
+
+FILES = Path("/dev/shm")  # a file system in memory, on Linux
+ROOM = 4 * 2**30  # bytes that must be free there
+
+
+def use_memory_for_files() -> None:
+    """Every round of a run waits until the disk has it, thousands of times in all; memory does not keep it waiting."""
+    if hasattr(os, "statvfs") and os.access(FILES, os.W_OK):
+        found = os.statvfs(FILES)
+        if found.f_bavail * found.f_frsize > ROOM and not found.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("TMPDIR", str(FILES))
+
+
+# Before PyTorch and NumPy are loaded, for this process and those that tests start: the workers share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+use_memory_for_files()
 
 
 @pytest.fixture
@@ -42,6 +58,18 @@ def fedapa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         return Answer(code, out, err)
 
     return call
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a sweep are played in this process; one of its own takes seconds to load PyTorch."""
+    from fedapa.sweep import pool
+
+    def play(parts: Sequence[pool.Runs], workers: int, report: Callable[[pool.Event], None]) -> None:
+        for runs in parts:
+            pool.play_side_by_side(runs, lambda *event: report(pool.Event(*event)))
+
+    monkeypatch.setattr(pool, "play", play)
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import tomllib
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 import tomli_w
 
-import fedapa as fa
 from fedapa.cli import group
 from fedapa.config.grid import laid_over, load_scenarios
 from fedapa.config.load import as_table, load
@@ -94,7 +92,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def shown_commands() -> list[tuple[str, list[str]]]:
-    """Every command line of a console block that calls fedapa, with the page that shows it."""
+    """Every command line of a console block that calls fedapa, with the page; test_doc_blocks.py runs most of them."""
     found = []
     for page in PAGES:
         for block in blocks(page, "console"):
@@ -125,6 +123,19 @@ def test_commands_of_the_pages_are_understood(page: str, words: list[str]) -> No
     assert left == [], f"{page}: {command.name} takes no {left}"
 
 
+def test_commands_in_sentences_exist() -> None:
+    """Verbs and options of `fedapa ...` between two backticks; many have a placeholder for a file or a name."""
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for named in re.findall(r"`fedapa ([a-z][^`]*)`", text):
+            command, words = group, shlex.split(named)
+            while isinstance(command, click.Group) and words:
+                command = command.get_command(click.Context(command), words.pop(0))
+                assert command is not None, f"{page.name}: fedapa {named}"
+            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            assert {word for word in words if word.startswith("--")} <= known, f"{page.name}: fedapa {named}"
+
+
 def test_every_block_says_what_it_is() -> None:
     """Then the tests here know what to do with it; `text` is a drawing or a formula."""
     for page in PAGES:
@@ -150,33 +161,12 @@ def test_toml_of_the_pages_is_a_config(page: Path, tmp_path: Path, monkeypatch: 
         assert load_scenarios(str(tmp_path / "shown.toml"))
 
 
-def test_python_of_the_page_of_models_runs() -> None:
-    """A ResNet-18 takes half a minute, so a small model stands in for it."""
-    (code,) = blocks(ROOT / "docs" / "models.md", "python")
-    images, labels = np.zeros((20, 3, 32, 32), dtype=np.float32), np.arange(20) % 10
-    names = {"fa": fa, "clients": [(images, labels, images, labels)] * 2}
-    exec(compile(code.replace('"resnet18"', '"mlp"'), "models.md", "exec"), names)
-
-
-def test_no_page_has_python_that_is_not_run() -> None:
-    """The second is run by test_coming_from.py."""
-    run = {"README.md", "coming-from-other-libraries.md", "models.md"}
-    assert {page.name for page in PAGES if blocks(page, "python")} == run
-
-
-def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it is printed, with fewer rounds."""
-    (code,) = blocks(ROOT / "README.md", "python")
-    exec(compile(code.replace("rounds=20", "rounds=2"), "README.md", "exec"), {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["local", "fedavg", "fedapa"]
-    assert len(code.strip().splitlines()) <= 10
-
-
 def test_the_readme_is_short() -> None:
     """A reader sees what it is, how to install it and a first result before anything else."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) < 900
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert len(code.strip().splitlines()) <= 10
     assert text.index("docs/picture.svg") < text.index("pip install") < text.index("```python") < 2500
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedapa.analysis import result_sets
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.config.grid import load_scenarios
-from fedapa.rounds.evaluation import Summary
+from fedapa.core.summaries import Summary
 from fedapa.store.provenance import Provenance
 from maker import load_maker
 

@@ -98,7 +98,7 @@ def test_a_run_at_3_of_4_rounds_is_not_set_against_the_fourth_round_of_another(f
     assert "0/1000/0" in shown
     assert "+0.00 at round 3" in shown
     assert "p <" not in shown
-    assert "Not compared: at round 3: all others" in shown
+    assert "Not compared (at round 3): all others" in shown
 
 
 def test_one_allocation_says_why_it_has_no_test(fedapa: Call, tmp_path: Path) -> None:
@@ -120,3 +120,16 @@ def test_compare_against_and_by_client(fedapa: Call, small: object) -> None:
     wrong = fedapa("compare", "out", "--against", "fedavgg")
     assert wrong.code == 2
     assert "no run of 'fedavgg'" in wrong.err
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "latex"])
+def test_what_somebody_elses_run_says_does_not_command_the_terminal(form: str, tmp_path: Path, fedapa: Call) -> None:
+    spoken = "\x1b]0;owned\x07\x1b[2Jfine"
+    for label in ("local", spoken):
+        make_run(tmp_path / label[-4:], label, [[5, 6]], names=[spoken, "b"])
+    for words in (("compare", tmp_path), ("compare", tmp_path, "--clients", "--against", "local")):
+        if form == "latex" and "--clients" in words:
+            continue
+        answer = fedapa(*words, "--format", form)
+        assert (answer.code, "fine" in answer.out) == (0, True)
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", answer.out + answer.err)

@@ -23,6 +23,9 @@ from verdict import EQUAL, Row
 AUTHORS, PFLLIB = "https://github.com/Yuxia-Sun/FedAPA", "https://github.com/TsingZ0/PFLlib"
 INTRO = """# Parity with the released FedAPA code and with PFLlib
 
+Whether our methods compute what the authors' own code and PFLlib compute, step by step from the same start, and where
+and why they differ.
+
 Made by `make parity AUTHORS=dir PFLLIB=dir`, which drives both codes in lockstep with ours: float64, the same start,
 the same batches, everything else by their own lines. What is left is the rules. Distances are relative, |theirs - ours|
 / |ours|, the largest over clients (and, for the released code, over rounds). Below {limit:g} counts as equal; two codes

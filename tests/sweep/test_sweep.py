@@ -66,11 +66,13 @@ def states(out: Path) -> dict[str, str]:
     return {run["path"]: run["state"] for run in Store(out).runs()}
 
 
-def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed: Path, process: Call) -> None:
+def test_killed_at_three_random_moments(
+    grid: Path, tmp_path: Path, undisturbed: Path, here: None, fedapa: Call
+) -> None:
     out, chance = tmp_path / "out", random.Random(int.from_bytes(os.urandom(4)))
-    for kills in range(3):
+    for kills, jobs in enumerate((2, 1, 1)):
         before = {run: sessions(run) for run in finished(out)} if out.exists() else {}
-        with started("sweep", grid, "--out", out, "--jobs", 2) as killed:
+        with started("sweep", grid, "--out", out, "--jobs", jobs) as killed:
             wait_for(lambda: (out / NAME).exists() and len(finished(out)) > kills, killed)  # noqa: B023
             time.sleep(chance.random() * 0.5)
             os.kill(killed.pid, signal.SIGKILL)  # the parent alone: its workers have to notice
@@ -80,7 +82,7 @@ def test_killed_at_three_random_moments(grid: Path, tmp_path: Path, undisturbed:
             assert time.monotonic() < deadline, "a worker outlived its sweep"
             time.sleep(0.01)
         assert {run: sessions(run) for run in before} == before  # what was finished is left alone
-    answer = process("resume", out, "--format", "json")
+    answer = fedapa("resume", out, "--format", "json")
     assert answer.code == 0
     assert len(json.loads(answer.out)["runs"]) == 6
     assert set(states(out).values()) == {"finished"}
@@ -103,7 +105,9 @@ def test_ctrl_c_says_how_to_go_on(grid: Path, tmp_path: Path) -> None:
     assert err.splitlines() == ["error: interrupted", f"hint: `fedapa resume {out}` goes on"]
 
 
-def test_a_run_that_fails_stops_no_other_and_is_tried_again(grid: Path, tmp_path: Path, fedapa: Call) -> None:
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(
+    grid: Path, tmp_path: Path, here: None, fedapa: Call
+) -> None:
     out = tmp_path / "out"
     broken = out / "few" / "fedavg-seed0"
     assert fedapa("sweep", grid, "--out", out, "--only", "few/local*").code == 0
@@ -156,7 +160,9 @@ def test_two_sweeps_share_a_folder(grid: Path, tmp_path: Path) -> None:
     assert set(states(out).values()) == {"finished"}
 
 
-def test_a_run_that_finished_unnoticed_is_kept_not_repeated(grid: Path, tmp_path: Path, fedapa: Call) -> None:
+def test_a_run_that_finished_unnoticed_is_kept_not_repeated(
+    grid: Path, tmp_path: Path, here: None, fedapa: Call
+) -> None:
     out = tmp_path / "out"
     assert fedapa("sweep", grid, "--out", out, "--only", "few/local*").code == 0
     with closing(sqlite3.connect(out / NAME)) as db, db:  # as if killed between the run's note and the sweep's

@@ -32,17 +32,6 @@ METHODS = "local,ditto"
 FEW = ("--trials", 4, "--rounds", 2)
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are played in this process."""
-
-    def play(parts: list[pool.Runs], workers: int, report: Any) -> None:
-        for runs in parts:
-            pool.play_side_by_side(runs, lambda *event: report(pool.Event(*event)))
-
-    monkeypatch.setattr(pool, "play", play)
-
-
 def plan_of(small: Path, **changes: Any) -> Plan:
     words = {"trials": 4, "search": "random", "seed": 0, "rounds": 2, **changes}
     return make_plan(load(str(small), ["methods=['local', 'ditto']"]), {}, **words)
@@ -183,12 +172,12 @@ def sessions(run: Path) -> int:
     return sum(word in line for line in text.splitlines() for word in ("started:", "resumed after"))
 
 
-def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, here: None, process: Call) -> None:
+def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, here: None, fedapa: Call) -> None:
     small.write_text(SMALL.replace("rounds = 3", 'rounds = 3\nengine = "torch"'))
     _, whole = tune(plan_of(small), tmp_path / "whole", 1)
-    out, words = tmp_path / "out", ("--method", METHODS, *FEW, "--jobs", 2)
-    for enough in (1, 4):
-        with started("tune", small, *words, "--out", out) as killed:
+    out, words = tmp_path / "out", ("--method", METHODS, *FEW)
+    for enough, jobs in ((1, 2), (4, 1)):
+        with started("tune", small, *words, "--jobs", jobs, "--out", out) as killed:
             wait_for(lambda: len(_finished(out)) >= enough, killed)  # noqa: B023
             os.kill(killed.pid, signal.SIGKILL)  # the parent alone: its workers have to notice
             killed.wait()
@@ -197,7 +186,7 @@ def test_killed_and_started_again_it_loses_nothing(small: Path, tmp_path: Path, 
             assert time.monotonic() < deadline, "a worker outlived its tuning"
             time.sleep(0.01)
     before = {run: sessions(run) for run in _finished(out)}
-    answer = process("resume", out, "--format", "json")
+    answer = fedapa("resume", out, "--format", "json")
     assert answer.code == 0, answer.err
     assert {run: sessions(run) for run in before} == before  # what was finished is left alone
     found = json.loads(answer.out)["trials"]

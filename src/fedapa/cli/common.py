@@ -154,7 +154,7 @@ def default_out(source: str) -> Path:
 
 def newest_out() -> Path:
     """The folder of the latest runs."""
-    from fedapa.store.run_folder import runs_under
+    from fedapa.store.run_list import runs_under
 
     found = [path for path in RUNS.glob("*") if path.is_dir() and runs_under(path)]
     if not found:
@@ -237,7 +237,7 @@ def summed_up(failed: Sequence[tuple[Path, FedapaError]], runs: int, out: Path) 
 
 def _note(log: Any, primary: Callable[[], Score]) -> str:
     """The primary score before and after local training."""
-    from fedapa.rounds.evaluation import summarise
+    from fedapa.core.summaries import summarise
 
     if log.before is None or log.after is None:
         return ""

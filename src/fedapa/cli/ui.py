@@ -62,11 +62,16 @@ def cell(value: Any) -> str:
         return f"{value:.2f}"
     if isinstance(value, list | tuple):
         return " ".join(cell(v) for v in value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: the runs and kits that are shown may be somebody else's."""
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
 def say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def progress() -> Progress:

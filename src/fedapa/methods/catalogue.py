@@ -233,6 +233,11 @@ def make(name: str, **settings: Any) -> Method:
     return method
 
 
+def wrapper_name(method: Method) -> str | None:
+    """The WRAPPER of METHOD+WRAPPER that this is; None where it has no name."""
+    return next((name for name in WRAPPERS if _wrapper_class(name) is type(method)), None)
+
+
 def _wrapper_class(name: str) -> Any:
     module, _, attribute = WRAPPERS[name].where.partition(":")
     return getattr(importlib.import_module(f"fedapa.methods.{module}"), attribute)
