@@ -17,6 +17,7 @@ import pytest
 from command import SMALL, Call, started, wait_for
 from fedapa.config.grid import laid_over, load_scenarios
 from fedapa.config.load import load
+from fedapa.data.sources import source
 from fedapa.errors import InputError
 from fedapa.store import run_db, run_folder
 from fedapa.store.sweep_db import NAME, Planned, Store
@@ -246,6 +247,22 @@ def test_epochs_of_a_method_of_its_own_count_in_its_cost(grid: Path) -> None:
     longer = load_scenarios(str(grid), ["method.local.training.epochs=6"])["few"]
     assert cost.guess(longer, "local") == 2 * cost.guess(plain, "local")
     assert cost.guess(longer, "fedapa") == cost.guess(plain, "fedapa")
+
+
+def test_a_dry_run_as_csv(grid: Path, tmp_path: Path, fedapa: Call) -> None:
+    words = ("--out", tmp_path / "out", "--only", "few/fedapa-seed0", "--dry-run", "--format", "csv")
+    head, line = fedapa("sweep", grid, *words).out.splitlines()
+    assert head == "run,state,minutes"
+    assert line.startswith("few/fedapa-seed0,planned,")
+
+
+def test_a_part_of_the_data_counts_as_a_part(grid: Path) -> None:
+    whole, half, some = (
+        cost.guess(load_scenarios(str(grid), changes)["few"], "local")
+        for changes in ([], ["data.train_share=0.5"], ["data.subset=300"])
+    )
+    assert half == whole / 2
+    assert some == pytest.approx(whole * 300 / source("digits").train)
 
 
 def test_a_run_that_was_cut_off_is_not_said_to_be_running(grid: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def command(
     skip = runner.collected_runs(scenarios, files, only) if files else set()
     if dry_run:
         common.check_all(runner.chosen(scenarios, only))
-        ui.show(runner.outlook(scenarios, out, only, skip), "json" if form == "json" else "table")
+        ui.show(runner.outlook(scenarios, out, only, skip), form)
         return
     common.check_writable(out)
     common.check_data(runner.chosen(scenarios, only))

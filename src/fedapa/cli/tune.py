@@ -73,7 +73,7 @@ def command(
     if dry_run:
         pairs = [(name, key) for name in plan.methods for key in plan.space[name]]
         rows = [{"method": name, "searched": key, "range": plan.space[name][key]} for name, key in pairs]
-        ui.show(rows, "json" if form == "json" else "table")
+        ui.show(rows, form)
         ui.say(budget(plan))
         return
     out = out or common.default_out(config)

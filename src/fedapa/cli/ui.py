@@ -32,9 +32,14 @@ trials_option = click.option(
 
 
 def show(rows: Sequence[dict[str, Any]], form: str, columns: dict[str, str] | None = None, title: str = "") -> None:
-    """Rows as JSON, or as a table with the chosen columns (key: heading)."""
+    """Rows as JSON or CSV, or as a table with the chosen columns (key: heading)."""
     if form == "json":
         dump(list(rows))
+        return
+    if form == "csv":
+        from fedapa.cli.comparison_formats import as_csv
+
+        click.echo(as_csv(rows), nl=False)
         return
     from rich.console import Console
     from rich.table import Table

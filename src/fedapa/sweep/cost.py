@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedapa.config.load import settings_of, training_of
-from fedapa.config.sections import Config
+from fedapa.config.sections import Config, DataConfig
 from fedapa.data.sources import source
 from fedapa.errors import InputError
 from fedapa.methods.catalogue import make
@@ -27,7 +27,7 @@ def guess(config: Config, method: str) -> float:
     """Seconds on one core."""
     base, settings = settings_of(config, method)
     share = sum(config.run.participation) / 2
-    work = config.run.rounds * training_of(config, method).epochs * share * _pixels(config.data.source)
+    work = config.run.rounds * training_of(config, method).epochs * share * _pixels(config.data)
     return make(base, **settings).relative_cost * work * SECONDS_PER_PIXEL
 
 
@@ -43,10 +43,12 @@ def expected(guesses: Mapping[str, tuple[Kind, float]], known: Sequence[Mapping[
     return {path: typical.get(kind, scale * seconds) for path, (kind, seconds) in guesses.items()}
 
 
-def _pixels(name: str) -> float:
-    """Of all training images."""
+def _pixels(data: DataConfig) -> float:
+    """Of all training images that are used."""
     try:
-        info = source(name)
+        info = source(data.source)
     except InputError:
         return 1e6
-    return float(info.train * math.prod(info.shape))
+    subset = data.subset or 1.0
+    share = subset if subset <= 1 else min(subset / info.train, 1.0)
+    return float(info.train * math.prod(info.shape)) * share * (data.train_share or 1.0)
