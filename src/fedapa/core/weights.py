@@ -215,7 +215,7 @@ def renew(
         before = _squared(fresh - middle, old - middle) if look_ahead else None
         put(old, fresh)
         fresh -= middle
-        return block, before, _above(fresh) if everybody else _squared(fresh, old - middle)
+        return block, before, _inner_above(fresh) if everybody else _squared(fresh, old - middle)
 
     wanted = ((columns, block) for piece, block in pieces for columns in slices_of(len(theta), piece))
     for block, before, after in _over_cores(replace, wanted, 4.0 * len(new) * theta.numel()):
@@ -224,7 +224,7 @@ def renew(
         if after is not None:
             gaps[block] += after
     if everybody:
-        gaps = gaps.triu() + gaps.triu(1).transpose(1, 2)
+        gaps = _distances(gaps)
     gaps[:, torch.arange(len(ids)), ids] = 0.0
     return ahead.clamp(min=0) if look_ahead else ahead, gaps.clamp_(min=0)
 
@@ -235,12 +235,19 @@ def _squared(rows: Tensor, others: Tensor) -> Tensor:
     return inner.add_(rows.square().sum(1, keepdim=True) + others.square().sum(1))
 
 
-def _above(rows: Tensor) -> Tensor:
-    """[S, S] |row - other row|^2 on the diagonal and above it; below it only where a block reaches."""
+def _inner_above(rows: Tensor) -> Tensor:
+    """[S, S] <row, other row> on the diagonal and above it; below it only where a block reaches."""
     found = rows.new_zeros(len(rows), len(rows))
     for start in range(0, len(rows), BLOCK):
-        found[start : start + BLOCK, start:] = _squared(rows[start : start + BLOCK], rows[start:])
+        found[start : start + BLOCK, start:] = rows[start : start + BLOCK] @ rows[start:].T
     return found
+
+
+def _distances(above: Tensor) -> Tensor:
+    """[L, S, S] |row - other row|^2, from the inner products on the diagonal and above it."""
+    length = above.diagonal(dim1=1, dim2=2)
+    far = (length[:, :, None] + length[:, None] - 2 * above).triu(1)
+    return far + far.transpose(1, 2)
 
 
 def slices(clients: int, size: int) -> Iterator[slice]:
