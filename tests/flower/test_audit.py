@@ -83,6 +83,15 @@ def test_a_log_without_its_head_is_not_continued(tmp_path: Path) -> None:
             work(tmp_path)
 
 
+def test_a_half_written_line_behind_a_long_one_is_removed(tmp_path: Path) -> None:
+    audit_log.append(tmp_path, "first")
+    long = audit_log.append(tmp_path, "terms", text="x" * 2 * audit_log.TAIL)
+    with open(tmp_path / audit_log.LOG, "ab") as file:
+        file.write(b'{"number": 3, "at')
+    assert audit_log.append(tmp_path, "next").number == long.number + 1
+    assert audit_log.verify(tmp_path).number == 3
+
+
 def test_a_long_line_is_followed_by_others(tmp_path: Path) -> None:
     for size in (10, 5_000_000, 70_000, 10):
         audit_log.append(tmp_path, "agreed", sites=["x" * size])

@@ -125,7 +125,7 @@ def _last(path: Path) -> tuple[Head, str]:
         return Head(), START
     with open(path, "r+b") as file:
         size, tail, wanted = file.seek(0, os.SEEK_END), b"", TAIL
-        while len(tail) < size and b"\n" not in tail[:-1]:  # a coordinator's terms may be long
+        while len(tail) < size and tail.count(b"\n") < 2:  # a coordinator's terms may be long
             file.seek(max(0, size - wanted))
             tail, wanted = file.read(), 8 * wanted
         if not tail.endswith(b"\n"):
