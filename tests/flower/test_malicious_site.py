@@ -222,7 +222,7 @@ FALSE_TARGETS = [
     [0.0, 0.0, 0.0],
     [1e9, 0.0, 0.0],  # more rows than it trains on
     [None, 1e90, 1e200],
-    [None, 1e6, 1e4],  # no numbers have such a sum and such squares
+    [None, 1e4, 1.0],  # no numbers have such a sum and such squares
     [None, 1e6, 1e14],  # on average beyond the agreed range
     [None, 0.0, 1e14],  # and these so on average of their squares
 ]

@@ -93,7 +93,7 @@ class Bounded(Robust):
 
     def defended(self, task: Task, server: Tree, found: Round, names: list[str]) -> Round:
         lengths = torch.stack([flat.norm() for flat in changes(found, names)])
-        scale = (self.times * middle(lengths) / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(max=1.0)
+        scale = self.times * middle(lengths) / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
         rows = zip(found.downs, found.ups, scale, strict=True)
         return found._replace(ups=[shortened(down, up, names, float(s)) for down, up, s in rows])
 
