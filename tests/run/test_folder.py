@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedapa.errors import InputError, RunError
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import Result
 from fedapa.store import atomic_io, checkpoint, run_db, run_folder
+from fedapa.store.file_lock import flock
 
 ROUNDS = 5
 
@@ -93,6 +95,22 @@ def test_runs_are_found_at_and_right_below_a_folder(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- lock
+
+
+def test_a_lock_that_somebody_holds_is_refused_at_once(tmp_path: Path) -> None:
+    answers: list[type[Exception]] = []
+
+    def knock() -> None:
+        with open(tmp_path / "lock", "w") as mine, pytest.raises(BlockingIOError) as caught:
+            flock(mine, wait=False)
+        answers.append(caught.type)
+
+    with open(tmp_path / "lock", "w") as held:
+        flock(held)
+        visitor = threading.Thread(target=knock, daemon=True)
+        visitor.start()
+        visitor.join(20)
+        assert answers == [BlockingIOError]
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
