@@ -435,7 +435,7 @@ def test_inspect_one_site(fedapa: Call, tmp_path: Path) -> None:
         ("column", "silo run silo.toml", "site south has no column 'ward'"),
         ("empty", "silo run silo.toml", "south.csv is an empty file"),
         ("empty", "data inspect south.csv --label outcome --force", "south.csv is an empty file"),
-        ("huge", "silo run silo.toml", "2.0 GiB): line 46 never ends"),
+        ("huge", "silo run silo.toml", "line 46: a byte 0"),
         ("encoding", "silo run silo.toml", "line 46: byte 0xfc is not utf-8 text"),
         ("gone", "silo run silo.toml", "south.csv does not exist"),
         ("none", "silo run silo.toml --deliver fedper", "--deliver fedper: not one of the methods"),

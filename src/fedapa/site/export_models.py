@@ -22,7 +22,7 @@ from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import described
-from fedapa.data.tables import Table, as_written
+from fedapa.data.tables import Table, as_written, encoding_of
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import AGREED
 from fedapa.federation.kit import KIT
@@ -241,7 +241,8 @@ def write_held_out(
     """The test rows of a table as its site writes them, for `predict`, and what the model says about them."""
     if table is not None:
         names = [str(line) for line in table.lines]
-        write_atomically(out / "held-out.csv", table_text(table, sites).encode(sites.encoding))
+        encoding = encoding_of(table.path, sites.encoding)
+        write_atomically(out / "held-out.csv", table_text(table, sites).encode(encoding))
         text = prediction_text(names, schema, p, threshold=threshold)
         write_atomically(out / "predictions.csv", text.encode())
 
