@@ -99,6 +99,7 @@ AVERAGE_PRECISION = Score("average precision", low=0.0, high=1.0, per_sample=Fal
 BRIER = Score("Brier", better="lower", low=0.0, high=2.0)
 RMSE = Score("RMSE", better="lower", rule="root", low=0.0)
 MAE = Score("MAE", better="lower", low=0.0)
+CONCORDANCE = Score("concordance", low=0.0, high=1.0, per_sample=False)
 R2 = Score("R²", rule="one minus", high=1.0, per_sample=False)
 
 

@@ -17,7 +17,7 @@ import torch
 from fedapa.data import agreement
 from fedapa.data import schema as schemas
 from fedapa.data.arrays_file import read_npz
-from fedapa.data.cell_format import CellFormat, as_number, canonical
+from fedapa.data.cell_format import WORDS, CellFormat, as_number, canonical
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_description import Sites
@@ -107,6 +107,8 @@ def _check(sites: Sites) -> None:
         raise InputError("[sites] names no files", 'for example files = ["north.csv", "south.csv"]')
     if sites.site_column is not None and len(sites.files) > 1:
         raise InputError("site_column is for one file that holds all sites", "leave it out where every site has a file")
+    if sites.event is not None and (sites.classes is not None or sites.target_range is not None):
+        raise InputError("event is for times: no classes, no target_range", "leave them out, or event")
     if (sites.split in ("stratified", "order")) != (sites.split_column is None):
         raise InputError(
             f"split is '{sites.split}' and split_column is {sites.split_column!r}",
@@ -138,7 +140,7 @@ def read_files(sites: Sites) -> dict[str, Material]:
 def table_of(path: Path, sites: Sites) -> Table:
     """A table as its site writes it."""
     cells = CellFormat(sites.decimal, sites.thousands, sites.dates, sites.booleans)
-    unused = {*sites.drop} - {sites.label, sites.site_column, sites.split_column}
+    unused = {*sites.drop} - {sites.label, sites.event, sites.site_column, sites.split_column}
     return read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values, cells, unused)
 
 
@@ -155,6 +157,7 @@ def _by_site(name: str, table: Table, sites: Sites) -> Iterator[tuple[str, Table
 
 def _from_table(name: str, table: Table, sites: Sites, mode: list[str]) -> Material:
     labels = table.column(sites.label, "label column")
+    labels = labels if sites.event is None else _signed_times(name, table, labels, sites.event)
     keys = None if sites.split_column is None else table.column(sites.split_column)
     if sites.image_column is not None:
         cells = table.column(sites.image_column, "image column")
@@ -164,8 +167,24 @@ def _from_table(name: str, table: Table, sites: Sites, mode: list[str]) -> Mater
         return _images(labels, keys, files, sites, mode)
     for column in sites.drop:
         table.column(column, "column to drop,")
-    used = (*sites.drop, sites.label, sites.site_column or "", sites.split_column or "")
+    used = (*sites.drop, sites.label, *(c for c in (sites.event, sites.site_column, sites.split_column) if c))
     return Material(labels, keys, table.without(used), table)
+
+
+def _signed_times(name: str, table: Table, times: Cells, event: str) -> Cells:
+    """Times with a minus where nothing had happened until then; none where either is unknown."""
+    found = np.empty(len(times), dtype=object)
+    for k, (time, said) in enumerate(zip(times, table.column(event, "event column"), strict=True)):
+        if time is None or said is None:
+            continue
+        line = f"line {table.lines[k]} of {table.path.name}"
+        if (happened := WORDS.get(said.casefold(), said)) not in ("0", "1"):
+            hint = "write 1 where it happened, and 0 where it had not until then"
+            raise InputError(f"site {name}: '{said}' under '{event}' ({line}) is neither yes nor no", hint)
+        if not (as_number(time) or 0.0) > 0:
+            raise InputError(f"site {name}: '{time}' ({line}) is not a time", "write how long it took, above 0")
+        found[k] = time if happened == "1" else f"-{time}"
+    return found
 
 
 def _from_folder(folder: Path, sites: Sites, mode: list[str]) -> Material:
@@ -249,7 +268,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
     classes = {} if target == "number" else _classes(sites, found)
     tables = {name: material.table for name, material in found.items() if material.table is not None}
     if tables:
-        return _in_units(schemas.lay_out(tables, sites.label, classes, sites.categories), sites)
+        return _in_units(schemas.lay_out(tables, sites.predicted, classes, sites.categories), sites)
     name, first = next(iter(found.items()))
     assert first.x is not None
     for other, material in found.items():
@@ -260,7 +279,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
                 f"site {other} has samples of shape {two}, site {name} of {one}",
                 "make them one size; for images, set image_size = [height, width]",
             )
-    return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode, sites.target_range)
+    return Schema((), sites.predicted, classes, tuple(first.x.shape[1:]), first.mode, sites.target_range)
 
 
 def _in_units(schema: Schema, sites: Sites) -> Schema:

@@ -74,7 +74,7 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     sites, notes, found = _written(wanted, set(given))
     tables = _readable(sites)
     target = _target(sites, tables)
-    columns = tuple(c for c in (sites.site_column, sites.split_column) if c)
+    columns = tuple(c for c in (sites.site_column, sites.split_column, sites.event) if c)
     profiles = {
         name: profile(table, sites.label, (*columns, *sites.dates, *sites.drop), target == "number")
         for name, table in tables.items()
@@ -88,7 +88,9 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     notes += [] if own is None else [*shortened(own.notes), *_doubts(own)]
     notes += [f"left out: {some(sites.drop)}"] if sites.drop else []
     notes += list(_far_apart(sites, tables)) if own is not None else []
-    if target == "number":
+    if sites.event is not None:
+        notes.append(f"'{sites.label}' is a time until '{sites.event}': its risk is predicted (survival)")
+    elif target == "number":
         notes.append(f"'{sites.label}' holds numbers: they are predicted as numbers (regression)")
     return Inspection(sites, target, profiles, own, notes, found)
 
@@ -187,7 +189,8 @@ def _written(sites: Sites, given: set[str]) -> tuple[Sites, list[str], list[Inpu
     columns = _columns(tables.values())
     changes, more, found = _numbers(sites, tables, given)
     dates, trouble = _dates(sites, columns)
-    aside = {sites.label, sites.site_column, sites.split_column, *sites.categories, *sites.drop, *sites.dates}
+    aside = {sites.label, sites.event, sites.site_column, sites.split_column}
+    aside |= {*sites.categories, *sites.drop, *sites.dates}
     words = tuple(name for name, texts in columns.items() if name not in aside and is_boolean(texts))
     if words and "booleans" not in given:
         changes["booleans"] = words
@@ -321,6 +324,8 @@ def _dates(sites: Sites, columns: Mapping[str, list[str]]) -> tuple[dict[str, st
 def _target(sites: Sites, tables: Mapping[str, Table]) -> Target:
     cells = [table.columns[sites.label] for table in tables.values() if sites.label in table.columns]
     cells += [material.labels for material in _arrays(sites)]
+    if sites.event is not None:
+        return "number"
     if sites.classes is not None or not cells:
         return "class"
     labels = [label for label in np.concatenate(cells) if label is not None]

@@ -11,6 +11,7 @@ import numpy as np
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
+from fedapa.data.site_description import RISK
 from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
@@ -75,6 +76,8 @@ def _purpose(facts: Facts, schema: Schema) -> str:
     more = f" and {len(names) - MOST_SITES} more" if len(names) > MOST_SITES else ""
     others = ", ".join(names[:MOST_SITES]) + more
     what = ", ".join(schema.class_names) or "a number"
+    if schema.label.startswith(RISK):
+        what = "0.7 more is twice the risk at any time; compare rows of this site only"
     return (
         f"Predicts `{schema.label}` ({what}). Trained by {facts.title} in {facts.rounds}"
         f" rounds with {others or 'nobody else'}; personalized for {facts.site} and meant for use there.\n\n"

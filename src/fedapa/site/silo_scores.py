@@ -16,7 +16,7 @@ from fedapa.analysis.personalized_model import in_use, last_checkpoint, predicti
 from fedapa.analysis.statistics import Floats, Interval
 from fedapa.config.experiment import assemble, read_config, single
 from fedapa.config.sections import Config
-from fedapa.core.scores import R2
+from fedapa.core.scores import CONCORDANCE, R2
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import some
 from fedapa.site.alone import Alone, Choice, alone
@@ -211,15 +211,16 @@ def doubts(scored: Sequence[Scored], chosen: Sequence[Mapping[str, Any]] = (), t
 
 
 def _trained_by_heart(scored: Sequence[Scored]) -> Iterator[str]:
-    """Sites that are much better on their train rows when alone, by AUC or by R², mean over the splits."""
+    """Sites that are much better on their train rows when alone, by AUC, R² or concordance, mean over the splits."""
     found: dict[str, str] = {}
-    for site, name in product(dict.fromkeys(s.site for s in scored), (AUC.name, R2.name)):
+    for site, name in product(dict.fromkeys(s.site for s in scored), (AUC.name, R2.name, CONCORDANCE.name)):
         pairs = [(s.train.get(name), s.values.get(name)) for s in scored if s.site == site]
         known = [(train, test) for train, test in pairs if train is not None and test is not None]
         if known:
             train, test = (sum(side) / len(known) for side in zip(*known, strict=True))
             if train - test > BY_HEART:
-                found[site] = f"{name.upper()} {train:.2f} on its train rows and {test:.2f} on its test rows"
+                shown = AUC.title if name == AUC.name else name
+                found[site] = f"{shown} {train:.2f} on its train rows and {test:.2f} on its test rows"
     why = "trained too long, or too few rows? Try fewer rounds before you believe in a gain"
     if len(found) > LISTED:
         site, said = next(iter(found.items()))
