@@ -181,7 +181,7 @@ def test_intervals_of_a_site_are_made_once_for_the_numbers_and_once_for_its_card
 
 def test_there_is_no_pickle(done: Path) -> None:
     files = sorted(path.name for path in (done / "out" / "sites" / "north" / "site-model").iterdir())
-    assert files == ["MODEL_CARD.md", "model.json", "model.safetensors", "preprocessing.json"]
+    assert files == ["MODEL_CARD.html", "MODEL_CARD.md", "model.json", "model.safetensors", "preprocessing.json"]
 
 
 def test_export_by_name_and_number(done: Path, fedapa: Call, tmp_path: Path) -> None:
@@ -632,9 +632,12 @@ def test_the_verdict_names_the_better_model() -> None:
     assert (ahead.use, "by less than chance" in ahead.text) == ("joined", True)  # one row more is no proof
 
 
-def test_a_report_of_own_data_has_a_title(done: Path) -> None:
-    from fedapa.analysis.run_reader import gather
+def test_a_report_of_own_data_has_a_title_and_names(done: Path) -> None:
+    from fedapa.analysis.run_reader import class_names, gather
 
     (scenario,) = gather(done / "out").scenarios
     assert scenario.title == "own data: outcome · 2 clients"
-    assert any(note.startswith("fedapa beside the better of tuned Local and a plain model") for note in scenario.notes)
+    assert class_names(scenario.first) == ["fine", "ill"]
+    beside = ["beside the better of tuned Local and a plain model" in note for note in scenario.notes]
+    assert any(beside)
+    assert beside == sorted(beside, reverse=True)  # before doubts

@@ -13,10 +13,11 @@ import numpy as np
 
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
+from fedapa.analysis.result_sets import BESIDE_ALONE
 from fedapa.analysis.statistics import Floats, Interval
 from fedapa.config.experiment import assemble, read_config, single
 from fedapa.config.sections import Config
-from fedapa.core.scores import CONCORDANCE, R2
+from fedapa.core.scores import CONCORDANCE, R2, fixed
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import some
 from fedapa.site.alone import Alone, Choice, alone
@@ -350,7 +351,7 @@ def who_gains(
         if row["method"] not in ("local", TUNED, PLAIN, ALONE):
             gain = shown(first, row[f"{first.name} gain"], signed=True)
             counts = f"{row['gain']} sites gain, {row['lose']} lose, {row['unclear']} cannot be told"
-            yield f"{row['method']} beside the better of tuned Local and a plain model, {first.title}: {gain}; {counts}"
+            yield f"{row['method']}{BESIDE_ALONE}, {first.title}: {gain}; {counts}"
 
 
 def _flat(scored: Scored) -> dict[str, Any]:
@@ -369,7 +370,7 @@ def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, sig
     if interval is None or interval.mean != interval.mean:
         return "–"
     sign = "+z" if signed else "z"  # no -0.0
-    mean = f"{scale * interval.mean:{sign}.{digits}f}"
+    mean = fixed(scale * interval.mean, digits, sign)
     if interval.low is None or interval.high is None:
         return mean
-    return f"{mean} ({scale * interval.low:{sign}.{digits}f} to {scale * interval.high:{sign}.{digits}f})"
+    return f"{mean} ({fixed(scale * interval.low, digits, sign)} to {fixed(scale * interval.high, digits, sign)})"
