@@ -172,6 +172,24 @@ def test_numbers_with_a_unit_everywhere(tmp_path: Path, fedapa: Call) -> None:
     refused(inspected(fedapa, tmp_path), "numbers with a unit", 'units = { "dose" = "mg" }')
 
 
+def test_a_class_that_one_site_has(tmp_path: Path, fedapa: Call) -> None:
+    """Declared, it is trained and told; in a federation, the layout has it and the other site accepts."""
+    write(tmp_path / "north.csv", text(changed(3, lambda _: "maybe", every=5)))
+    write(tmp_path / "south.csv", text(SOUTH))
+    sites = ("north.csv", "south.csv", "--label", "outcome", "--classes", "no,yes,maybe")
+    assert fedapa("data", "inspect", *sites).code == 0
+    assert fedapa("silo", "run", "site.toml", "--out", "runs", *QUICK).code == 0
+    told = fedapa("predict", "runs/sites/south/site-model", "south.csv")
+    assert told.out.splitlines()[0] == "line,outcome,p(no),p(yes),p(maybe)"
+    for name in ("north", "south"):
+        assert fedapa("data", "inspect", f"{name}.csv", "--label", "outcome", "--out", f"{name}.toml").code == 0
+        assert fedapa("site", "schema", f"{name}.toml", "--out", f"{name}.json").code == 0
+    made = fedapa("coordinator", "new-config", "north.json", "south.json", "--method", "fedapa")
+    assert (made.code, "south.json has no row of class 'maybe'" in made.err) == (0, True)
+    dry = fedapa("site", "dry-run", "south.toml", "--run", "federation.toml")
+    assert (dry.code, "accepted by this site" in dry.err) == (0, True), dry.err
+
+
 def test_every_file_in_its_own_encoding(tmp_path: Path, fedapa: Call) -> None:
     """Latin-1 beside UTF-8 beside Windows: the same word is the same level everywhere."""
     german = {"red": "grün", "blue": "blau"}
