@@ -86,7 +86,7 @@ def _over_flower(name: str, found: Mapping[str, Any]) -> str:
     lines = [text, f"Over Flower, split 0, {found['seconds'] / 60:.0f} minutes for all methods on a busy machine:", ""]
     lines += [f"| | {score} of the models at {', '.join(found['sites'])} | largest difference |", "|---|---|---|"]
     for row in found["methods"]:
-        shown = ", ".join(f"{row['delivered'][site]:.4g}" for site in found["sites"])
+        shown = "; ".join(_number(row["delivered"][site]) for site in found["sites"])
         far = max(row["difference"], row["delivered difference"])
         lines.append(f"| {row['method']} | {shown} | {far:.0e} |" if far else f"| {row['method']} | {shown} | 0 |")
     count = sum(row["numbers"] for row in found["methods"])
@@ -112,7 +112,7 @@ def _remarks(rows: Sequence[Mapping[str, Any]], score: str) -> list[str]:
     plain = gains.pop("plain model")
     joined = {name: gain for name, gain in gains.items() if not name.startswith("local")}
     best = max(joined, key=lambda name: joined[name])
-    gap = f"{joined[best] - plain:+.3g}"
+    gap = _number(joined[best] - plain, "+") if abs(joined[best] - plain) >= 1000 else f"{joined[best] - plain:+.3g}"
     said = (
         f"- Best joined method by the mean: {best}, {gap} beside the plain model at every site (difference of means)."
     )
@@ -125,8 +125,12 @@ def _shown(value: Mapping[str, float | None] | None, sign: str = "") -> str:
     if value is None:
         return "–"
     if value["low"] is None:
-        return f"{value['mean']:{sign}.4g}"
+        return _number(value["mean"], sign)
     return f"{value['mean']:{sign}.3f} ({value['low']:{sign}.3f} to {value['high']:{sign}.3f})"
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
 
 
 def _named(score: str) -> str:
@@ -143,7 +147,8 @@ def main(words: Sequence[str]) -> None:
         name, _, folder = word.partition("=")
         if name == FEDERATION:
             paths = {one: Path(folder) / f"{one}.json" for one in TITLES}
-            stored[name] = {one: json.loads(path.read_text("utf-8")) for one, path in paths.items() if path.is_file()}
+            found = {one: json.loads(path.read_text("utf-8")) for one, path in paths.items() if path.is_file()}
+            stored[name] = {**stored.get(name, {}), **found}  # a set at a time
         else:
             stored[name] = collected(Path(folder))
     STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -147,6 +147,9 @@ def furnish(folder: Path, machine: str) -> None:
     tables = {name: (folder / f"{name}.csv").read_text().splitlines() for name in ("north", "south")}
     rows = [f"{row},{name}" for name, table in tables.items() for row in table[1:]]
     (folder / "all.csv").write_text("\n".join([f"{tables['north'][0]},hospital", *rows]) + "\n")
+    for k, name in enumerate(("leeds", "york")):  # times until an event
+        rows = [f"{(7 * j + k) % 97 + 1},{'yes' if j % 3 else 'no'},{j % 11 + 0.5}" for j in range(60)]
+        (folder / f"{name}.csv").write_text("\n".join(["days,died,age", *rows]) + "\n")
 
 
 SHIPPED = presets.text

@@ -30,8 +30,8 @@ def test_a_federation_is_shown_beside_its_simulation() -> None:
     found = {"primary": "RMSE", "splits": 3, "rounds": 5, "seconds": 120, "sites": ["a", "b"], "notes": []}
     text = page.page({page.FEDERATION: {"housing": {**found, "overall": overall, "methods": methods}}})
     assert "### Texas housing at four sites" in text
-    assert "| local | 1.5, 2 | 0 |" in text
-    assert "| fedapa | 1, 3 | 2e-09 |" in text
+    assert "| local | 1.5; 2 | 0 |" in text
+    assert "| fedapa | 1; 3 | 2e-09 |" in text
     assert "16 scores were told by the sites" in text
 
 

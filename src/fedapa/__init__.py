@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fedapa.simulation import Result
     from fedapa.sinks import Sink
     from fedapa.training.local import Local
-    from fedapa.training.objective import Classification, Objective, Regression
+    from fedapa.training.objective import Classification, Objective, Regression, Survival
     from fedapa.training.settings import Training
     from fedapa.training.task import Batch, Task, proximal, task_loss
 
@@ -116,7 +116,7 @@ _HOMES = {
     "fedapa.simulation": ("Result",),
     "fedapa.sinks": ("Sink",),
     "fedapa.training.local": ("Local",),
-    "fedapa.training.objective": ("Classification", "Objective", "Regression"),
+    "fedapa.training.objective": ("Classification", "Objective", "Regression", "Survival"),
     "fedapa.training.settings": ("Training",),
     "fedapa.training.task": ("Batch", "Task", "proximal", "task_loss"),
 }
@@ -182,6 +182,7 @@ __all__ = [
     "Scaffold",
     "Score",
     "Sink",
+    "Survival",
     "Task",
     "Top",
     "Training",

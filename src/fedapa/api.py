@@ -105,8 +105,8 @@ def fit(
 
     ``trainer`` is your own training loop, ``train(module, data, training, generator)`` or "file.py:function".
 
-    ``objective`` is an ``Objective``, a name ("classification", "regression") or "file.py:Class"; without one, labels
-    that are whole numbers are classes and floats are numbers to predict.
+    ``objective`` is an ``Objective``, a name ("classification", "regression", "survival") or "file.py:Class"; without
+    one, labels that are whole numbers are classes and floats are numbers to predict.
 
     ``device`` is where clients compute: "cpu", "auto", "cuda", "cuda:1", "mps" or several by commas. ``validation`` is
     the share of every train set that is held out; data that have a validation set keep theirs.

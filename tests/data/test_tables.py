@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedapa.data.cell_format import canonical
-from fedapa.data.tables import Table, read_table
+from fedapa.data.tables import LONGEST_LINE, Table, read_table
 from fedapa.errors import InputError
 
 
@@ -69,7 +69,7 @@ def test_parquet_equals_csv(tmp_path: Path) -> None:
         (b"a,\n1,2\n", "column 2 has no name"),
         (b"1,2\n3,4\n", "holds numbers, not names"),
         (b"a,b\nx,M\xfcller\n", "line 2: byte 0xfc is not utf-8 text"),
-        (b'a,b\n1,"open\n', "not a table"),
+        (b'a,b\n1,"open\n', "line 2: a quotation mark opens here and never closes"),
     ],
 )
 def test_what_is_no_table(tmp_path: Path, content: bytes, said: str) -> None:
@@ -92,6 +92,10 @@ def test_two_gigabytes_without_a_line_are_refused_at_once(tmp_path: Path) -> Non
     path = tmp_path / "a.csv"
     with open(path, "wb") as file:
         file.truncate(2 * 2**30)  # a hole: takes no room
+    with pytest.raises(InputError, match="line 1: a byte 0"):
+        read_table(path)
+    with open(path, "r+b") as file:
+        file.write(b"a" * LONGEST_LINE)
     with pytest.raises(InputError, match=r"2\.0 GiB\): line 1 never ends"):
         read_table(path)
 

@@ -264,6 +264,7 @@ def test_a_threshold_travels_with_the_model(tmp_path: Path, fedapa: Call) -> Non
     (kit / "site-model" / "model.onnx").write_text("of another model")
     found = deliver_kit(kit, baselines=False)
     assert sorted(path.name for path in found.folder.iterdir()) == [
+        "MODEL_CARD.html",
         "MODEL_CARD.md",
         "model.json",
         "model.safetensors",

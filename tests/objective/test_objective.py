@@ -291,15 +291,3 @@ def test_auc_is_the_headline_of_run_and_compare(tmp_path: Path, fedapa: Call) ->
     row = json.loads(fedapa("compare", "o", "--format", "json").out)["methods"][0]
     assert row["score"]["name"] == "AUC"
     assert 0 < row["after_last"] <= 1
-
-
-def test_survival_by_hand() -> None:
-    """Three rows: events at 1 and 2, censored at 3. The loss of an event is over those still at risk."""
-    cox = make_objective(f"{OWN.parent / 'survival.py'}:Cox")
-    outputs, y = torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([1.0, 2.0, -3.0])
-    e = math.e
-    wanted = [math.log(e**2 + e + 1) - 2, math.log(e + 1) - 1, 0.0]
-    np.testing.assert_allclose(cox.losses(outputs, y).numpy(), wanted, rtol=1e-5)
-    assert cox.measure(outputs, y)["concordance"] == (3.0, 3.0)
-    assert cox.measure(-outputs, y)["concordance"] == (0.0, 3.0)
-    assert cox.measure(outputs, torch.tensor([1.0, -0.5, -3.0]))["concordance"] == (1.0, 1.0)  # 0.5 is censored

@@ -89,5 +89,6 @@ def test_a_run_of_real_sites_is_called_what_it_is() -> None:
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:
-    assert figures.distinct(["hospital-1", "hospital-2"]) == ["ital-1", "ital-2"]
-    assert figures.distinct(["north clinic", "south clinic"]) == ["north ", "south "]
+    assert figures.distinct(["hospital-1", "hospital-2"]) == ["hospital-1", "hospital-2"]  # short enough
+    assert figures.distinct(["big hospital 1", "big hospital 2", "x"]) == ["…ital 1", "…ital 2", "x"]
+    assert figures.distinct(["north hospital", "south hospital"]) == ["north ", "south "]

@@ -33,7 +33,7 @@ def test_a_german_csv_is_read_as_it_is(fedapa: Call, tmp_path: Path) -> None:
     assert float(sizes.split(" to ")[1]) > 1000  # thousands, not decimals
     notes = "\n".join(found["notes"])
     for words in (
-        "not UTF-8; read as latin-1", "read with decimal ',', thousands '.'", "in words become 1 and 0: 'Raucher'",
+        "not UTF-8 are read as latin-1", "read with decimal ',', thousands '.'", "in words become 1 and 0: 'Raucher'",
         "--time Fall", "--time Aufnahme", "holds free text", "left out: 'Fall', 'Aufnahme', 'Notiz'",
     ):  # fmt: skip
         assert words in notes

@@ -181,7 +181,7 @@ def test_intervals_of_a_site_are_made_once_for_the_numbers_and_once_for_its_card
 
 def test_there_is_no_pickle(done: Path) -> None:
     files = sorted(path.name for path in (done / "out" / "sites" / "north" / "site-model").iterdir())
-    assert files == ["MODEL_CARD.md", "model.json", "model.safetensors", "preprocessing.json"]
+    assert files == ["MODEL_CARD.html", "MODEL_CARD.md", "model.json", "model.safetensors", "preprocessing.json"]
 
 
 def test_export_by_name_and_number(done: Path, fedapa: Call, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_inspect_one_site(fedapa: Call, tmp_path: Path) -> None:
         ("column", "silo run silo.toml", "site south has no column 'ward'"),
         ("empty", "silo run silo.toml", "south.csv is an empty file"),
         ("empty", "data inspect south.csv --label outcome --force", "south.csv is an empty file"),
-        ("huge", "silo run silo.toml", "2.0 GiB): line 46 never ends"),
+        ("huge", "silo run silo.toml", "line 46: a byte 0"),
         ("encoding", "silo run silo.toml", "line 46: byte 0xfc is not utf-8 text"),
         ("gone", "silo run silo.toml", "south.csv does not exist"),
         ("none", "silo run silo.toml --deliver fedper", "--deliver fedper: not one of the methods"),
@@ -632,9 +632,12 @@ def test_the_verdict_names_the_better_model() -> None:
     assert (ahead.use, "by less than chance" in ahead.text) == ("joined", True)  # one row more is no proof
 
 
-def test_a_report_of_own_data_has_a_title(done: Path) -> None:
-    from fedapa.analysis.run_reader import gather
+def test_a_report_of_own_data_has_a_title_and_names(done: Path) -> None:
+    from fedapa.analysis.run_reader import class_names, gather
 
     (scenario,) = gather(done / "out").scenarios
     assert scenario.title == "own data: outcome · 2 clients"
-    assert any(note.startswith("fedapa beside the better of tuned Local and a plain model") for note in scenario.notes)
+    assert class_names(scenario.first) == ["fine", "ill"]
+    beside = ["beside the better of tuned Local and a plain model" in note for note in scenario.notes]
+    assert any(beside)
+    assert beside == sorted(beside, reverse=True)  # before doubts

@@ -20,6 +20,7 @@ from fedapa.store.atomic_io import PUBLIC, write_atomically
 from fedapa.store.run_list import runs_under
 
 SILO = "silo.json"  # the scores of sites, beside their runs
+BESIDE_ALONE = " beside the better of tuned Local and a plain model"  # in notes about who gains
 # Lists that older files of results do not have.
 LATER = ("attackers", "attacker_weight", "groups_found", "evaluated_rounds")
 LOSSES = ("train_loss", "test_loss")  # nor these
@@ -70,7 +71,7 @@ def protection(runs: Sequence[RunResult]) -> list[str]:
 
 
 def site_notes(runs: Sequence[RunResult]) -> list[str]:
-    """What `silo run` found beside these runs: gains over the best that sites can do alone, and doubts."""
+    """What `silo run` found beside these runs: gains over the best that sites can do alone, then doubts."""
     folders = dict.fromkeys(run.source.parent for run in runs if run.source is not None)
     found: list[str] = []
     for folder in folders:
@@ -79,7 +80,7 @@ def site_notes(runs: Sequence[RunResult]) -> list[str]:
             found += [str(note) for note in notes if str(note) not in found]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # there is none, or it is being written
-    return found
+    return sorted(found, key=lambda note: BESIDE_ALONE not in note)
 
 
 def mixed(runs: Sequence[RunResult]) -> str:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fedapa.analysis.method_rows import MethodRow
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.core.scores import ACCURACY, LOSS, Score
 from fedapa.core.summaries import Summary
+from fedapa.data.schema import read_schema
 from fedapa.data.sources import OWN, SOURCES
 from fedapa.errors import FedapaError, InputError
 from fedapa.methods.catalogue import METHODS
@@ -368,9 +370,20 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def class_names(run: Run) -> list[str]:
+    """Of a built-in data set, or of own data as the schema beside the run or its agreed layout has them."""
     known = SOURCES.get(run.about.get("source", ""))
     classes = len(run.clients[0].labels) if run.clients else 0
+    if known is None and len(own := _own_classes(run)) == classes:
+        return own
     return list(known.class_names) if known and known.classes == classes else [str(k) for k in range(classes)]
+
+
+def _own_classes(run: Run) -> list[str]:
+    if run.result.source is not None and (path := run.result.source.parent / "schema.json").is_file():
+        with suppress(InputError):
+            return list(read_schema(path).class_names)
+    layout = run.config.get("layout") or {}
+    return [str(name) for name in layout.get("classes", ())]
 
 
 def title_of(label: str) -> str:

@@ -37,6 +37,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--label", default="label", show_default=True, help="Column to predict.")
+@click.option("--event", metavar="COLUMN", help="Whether it happened at the time under --label, or not until then.")
 @click.option("--site", "site_column", metavar="COLUMN", help="Column of sites, where one file holds all of them.")
 @click.option("--drop", default="", metavar="A,B", help="Columns to leave out.")
 @click.option("--categories", default="", metavar="A,B", help="Columns whose numbers are codes.")
@@ -187,7 +188,11 @@ def _site_row(client: Any, schema: Any) -> dict[str, Any]:
     if not schema.classes:
         import torch
 
+        from fedapa.data.site_description import RISK
+
         y = torch.cat([client.train.y, client.test.y]).double()
+        if schema.label.startswith(RISK):
+            return row | {"events": int((y > 0).sum()), "longest time": f"{y.abs().max():.4g}"}
         return row | {"mean": f"{y.mean():.4g}", "lowest": f"{y.min():.4g}", "highest": f"{y.max():.4g}"}
     counts = sum(part.y.bincount(minlength=len(schema.classes)) for part in (client.train, client.test)).tolist()
     return row | dict(zip(schema.class_names, counts, strict=True))

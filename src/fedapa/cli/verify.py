@@ -13,7 +13,9 @@ from fedapa.training.settings import HEAD
 
 @click.command(short_help="Check a method of your own against the laws")
 @click.argument("target")
-@click.option("--objective", default="classification", show_default=True, help="Or regression, or file.py:Class.")
+@click.option(
+    "--objective", default="classification", show_default=True, help="Or regression, survival, file.py:Class."
+)
 @click.option("--model", default="", help="See `fedapa ls models`, or file.py:function; default: a small network.")
 @click.option("--head", default=HEAD, show_default=True, help="The last layer of that model.")
 @click.option(

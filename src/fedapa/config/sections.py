@@ -73,7 +73,7 @@ class ObjectiveConfig(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
-    name: str = Field("auto", description="auto, classification, regression, or your own: file.py:Class")
+    name: str = Field("auto", description="auto, classification, regression, survival, or your own: file.py:Class")
 
     @property
     def settings(self) -> dict[str, Any]:

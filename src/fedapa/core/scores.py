@@ -15,6 +15,13 @@ Better = Literal["higher", "lower"]
 Rule = Literal["mean", "root", "one minus"]
 
 
+def fixed(value: float, digits: int, sign: str = "") -> str:
+    """With so many decimals; thousands without any, in groups of three digits, and billions by their power."""
+    if abs(value) >= 1e9:
+        return f"{value:{sign}.4g}"
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}f}"
+
+
 @dataclass(frozen=True)
 class Score:
     """How a sum and a count become a value, and what that value means.
@@ -77,7 +84,7 @@ class Score:
         """A value without its unit; a dash where there is none."""
         if value is None or not math.isfinite(value):
             return "–"
-        return f"{value:{'+' if signed else ''}.{self.digits}f}"
+        return fixed(value, self.digits, "+" if signed else "")
 
     def best(self, values: Sequence[float]) -> int:
         """The place of the best value; values that are not numbers lose."""
@@ -99,6 +106,7 @@ AVERAGE_PRECISION = Score("average precision", low=0.0, high=1.0, per_sample=Fal
 BRIER = Score("Brier", better="lower", low=0.0, high=2.0)
 RMSE = Score("RMSE", better="lower", rule="root", low=0.0)
 MAE = Score("MAE", better="lower", low=0.0)
+CONCORDANCE = Score("concordance", low=0.0, high=1.0, per_sample=False)
 R2 = Score("R²", rule="one minus", high=1.0, per_sample=False)
 
 

@@ -172,8 +172,8 @@ def fitting(
 def differences(
     agreed: Schema, sites: Sites, table: Table | None, labels: Cells, shape: Sequence[int] = ()
 ) -> Iterator[str]:
-    if sites.label != agreed.label:
-        yield f"the label is '{sites.label}' here and '{agreed.label}' there"
+    if sites.predicted != agreed.label:
+        yield f"the label is '{sites.predicted}' here and '{agreed.label}' there"
     if (table is not None) != bool(agreed.columns):
         yield "this is a table, agreed are samples" if table is not None else "these are samples, agreed is a table"
     elif table is not None:

@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 DAY = 86_400.0
+LARGEST = 1e38  # of numbers: models compute in single precision
 ISO = "ISO 8601"  # in place of a format of strptime
 TRUE = ("yes", "true", "ja", "wahr", "oui", "si", "sì", "sí", "y", "t", "j", "positive", "present")
 FALSE = ("no", "false", "nein", "falsch", "non", "n", "f", "negative", "absent")
 WORDS = dict.fromkeys(TRUE, "1") | dict.fromkeys(FALSE, "0")
 DATES = (ISO, "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d", "%d %b %Y", "%d-%b-%Y")
+WITH_UNIT = re.compile(r"[+-]?\d+(?:[.,]\d+)*\s*(?P<unit>[^\W\d_][^\s\d]{0,9}|[%°µ‰][^\s\d]{0,9})")
+FEWEST_MEASURED = 10  # different texts, to tell measurements from codes such as 1A
 TIMES = ("", " %H:%M", " %H:%M:%S")
 
 
@@ -43,12 +44,12 @@ class CellFormat(NamedTuple):
 
 
 def as_number(value: str) -> float | None:
-    """The finite number that a cell holds; None for any other text."""
+    """The number that a cell holds; None for any other text, and where no model could compute with it."""
     try:
         number = float(value)
     except ValueError:
         return None
-    return number if np.isfinite(number) and "_" not in value else None
+    return number if abs(number) <= LARGEST and "_" not in value else None
 
 
 def canonical(value: str) -> str:
@@ -107,13 +108,22 @@ class Numbers(NamedTuple):
 
 def number_format(texts: Sequence[str]) -> Numbers | None:
     """The writing in which all texts are numbers; None where there is none, or where they are plain numbers."""
-    odd = [text for text in texts if as_number(text) is None]
+    odd = [text for text in texts if not _is_plain(text)]
     if not odd:
         return None
     for decimal, thousands in ((",", ""), (",", "."), (".", ","), (".", "'"), (".", "’"), (".", " "), (",", " ")):
         if all(pointed(text, decimal, thousands) for text in texts):
             return Numbers(decimal, thousands, thousands != "" or not all(_is_grouped(text) for text in odd))
     return None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is a number with a decimal point, however large."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_grouped(text: str) -> bool:
@@ -126,6 +136,13 @@ def has_points_between_thousands(texts: Iterable[str]) -> bool:
     dotted = [text for text in texts if "." in text]
     grouped = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
     return bool(dotted) and all(grouped.fullmatch(text) for text in dotted)
+
+
+def unit_of(texts: Sequence[str], fewest: int = FEWEST_MEASURED) -> str:
+    """The unit behind all numbers of a column, as in '0.5 mg'; empty where there is none, or few numbers."""
+    found = {parts["unit"] for text in texts if (parts := WITH_UNIT.fullmatch(text)) is not None}
+    same = len(found) == 1 and all(WITH_UNIT.fullmatch(text) for text in texts)
+    return found.pop() if same and len(set(texts)) >= fewest else ""
 
 
 def is_boolean(texts: Iterable[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.cell_format import as_number, date_formats, is_free_text, number_format
+from fedapa.data.cell_format import as_number, date_formats, is_free_text, number_format, unit_of
 from fedapa.data.tables import Cells, Table
 
 IDENTIFIER = 0.95  # share of distinct values from which a column of whole numbers or texts is an identifier
@@ -120,6 +120,9 @@ def _odd_values(name: str, filled: list[str]) -> list[Warned]:
     if texts and (written := number_format(filled)) is not None:
         hint = f"--decimal '{written.decimal}'" + (f" --thousands '{written.thousands}'" if written.thousands else "")
         return [Warned(name, "text", f"column '{name}' has numbers such as '{texts[0]}': read them with {hint}")]
+    if texts and (unit := unit_of(filled)):
+        text = f"column '{name}' has numbers with a unit, such as '{texts[0]}': write the numbers alone"
+        return [Warned(name, "text", f'{text}, and units = {{ "{name}" = "{unit}" }}')]
     if texts and len(texts) == len(filled) and date_formats(filled):
         text = f"column '{name}' holds dates: test on the latest rows with --time {name}; as an input it is left out"
         return [Warned(name, "date", f"{text}, --dates {name} makes it a number of days")]
@@ -180,7 +183,8 @@ def _neighbour_ratio(cells: Cells, labels: Cells | None) -> float | None:
         np.zeros(len(values)) if labels is None else np.unique([str(label) for label in labels], return_inverse=True)[1]
     )
     for group in np.unique(groups):
-        values[groups == group] -= np.nanmean(values[groups == group]) if (groups == group).any() else 0.0
+        mine = values[groups == group]
+        values[groups == group] -= mine[~np.isnan(mine)].mean() if not np.isnan(mine).all() else 0.0
     together = groups[1:] == groups[:-1]
     spread = float(np.nanvar(values))
     if together.sum() < 25 or not spread > 0:

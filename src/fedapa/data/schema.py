@@ -19,13 +19,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.cell_format import as_number, date_formats, is_free_text, number_format
+from fedapa.data.cell_format import as_number, date_formats, is_free_text, number_format, unit_of
 from fedapa.data.tables import Cells, Table, no_such_column
 from fedapa.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 FORMAT = "fedapa-schema-1"
 MOST_LEVELS = 100
+FAR = 30  # standard deviations from the mean, beyond which a new number is doubted
 MOSTLY = 0.8  # a column with this share of numbers is meant to be numeric
 
 
@@ -125,7 +126,7 @@ def _column_problems(name: str, tables: Mapping[str, Table], is_category: bool) 
         yield from _texts_among_numbers(name, tables)
         return
     levels = _levels(name, tables)
-    if len(levels) > MOST_LEVELS:
+    if len(levels) > MOST_LEVELS or (unit_of(levels) and not is_category):
         yield InputError(*_why_texts(name, levels))
 
 
@@ -138,6 +139,8 @@ def _why_texts(name: str, levels: Sequence[str]) -> tuple[str, str]:
     if forms := date_formats(levels):
         dates = " or ".join(f'dates = {{ "{name}" = "{form}" }}' for form in forms)
         return f"{what}: dates", f"make them numbers of days: {dates}; or leave them out: {leave}"
+    if unit := unit_of(levels):
+        return f"{what}: numbers with a unit", f'write the numbers alone, and units = {{ "{name}" = "{unit}" }}'
     if is_free_text(levels):
         why = "free text, which no model here reads (columns are numbers or categories)"
         return f"{what}: {why}", f"code what matters in it as columns, and leave it out: {leave}"
@@ -182,10 +185,14 @@ def _texts_among_numbers(name: str, tables: Mapping[str, Table]) -> Iterator[Inp
             value, line = found
             where = "" if site not in mostly else " among numbers"
             other = f" (numeric at {numeric[0]})" if numeric and not where else ""
+            hint = f'fix it, or say that it is a missing value: missing_values = {{ "{name}" = ["{value}"] }},'
+            hint += f' or that the column is text: categories = ["{name}"]'
+            if number_format([value]) is not None:
+                hint = "write numbers with a decimal point, or all of them with a decimal comma and --decimal ,"
+            elif unit_of([value], 1):
+                hint = "write the numbers alone, and in the unit of the other sites"
             yield InputError(
-                f"site {site}, column '{name}': text '{value}' in line {line} of {table.path.name}{where}{other}",
-                f'fix it, or say that it is a missing value: missing_values = {{ "{name}" = ["{value}"] }},'
-                f' or that the column is text: categories = ["{name}"]',
+                f"site {site}, column '{name}': text '{value}' in line {line} of {table.path.name}{where}{other}", hint
             )
 
 
@@ -283,9 +290,15 @@ def _one_hot(column: Column, table: Table) -> Floats:
 
 
 def strangers(schema: Schema, table: Table) -> list[str]:
-    """One line for every categorical column with values that the federation never saw."""
+    """One line for every column with codes that the federation never saw, or numbers far from those of the site."""
     lines = []
     for column in schema.columns:
+        if column.kind == "number":
+            values = numbers(table, column.name)
+            far = np.abs(values - (column.mean or 0.0)) > FAR * (column.scale or 1.0)
+            if far.any():
+                said = f"column '{column.name}': {values[far][0]:g} in line {table.lines[far][0]}"
+                lines.append(f"{said} is far from all numbers of the training: another unit?")
         if column.kind == "category":
             odd = {cell for cell in table.column(column.name) if cell is not None} - set(column.levels)
             if odd:

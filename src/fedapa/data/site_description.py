@@ -13,6 +13,7 @@ from fedapa.data.missing import MISSING
 from fedapa.data.site_layout import Range
 from fedapa.toml_table import TABLE, Texts
 
+RISK = "log risk of "  # before the name of an event: what models of survival predict
 SplitRule = Literal["stratified", "group", "time", "order"]
 
 
@@ -64,6 +65,10 @@ class Sites:
         str | None, Field(description="column that names the site, where one file holds all sites")
     ] = None
     label: Annotated[str, Field(description="column to predict")] = "label"
+    event: Annotated[
+        str | None,
+        Field(description="column that says if it happened (1, yes) at the time under label, or not yet"),
+    ] = None
     classes: Annotated[
         Classes,
         Field(description="classes in order: a list of labels, or { name = [labels] } to merge some"),
@@ -111,4 +116,10 @@ class Sites:
     subgroups: Annotated[
         Texts, Field(description="columns by whose values a site's own card tells the scores apart")
     ] = ()
+
+    @property
+    def predicted(self) -> str:
+        """What a model of these data tells: the label, or of times the risk of the event."""
+        return self.label if self.event is None else f"{RISK}{self.event}"
+
     schema_file: Annotated[str | None, Field(description="agreed schema.json of a federation")] = None

@@ -17,7 +17,7 @@ import torch
 from fedapa.data import agreement
 from fedapa.data import schema as schemas
 from fedapa.data.arrays_file import read_npz
-from fedapa.data.cell_format import CellFormat, as_number, canonical
+from fedapa.data.cell_format import WORDS, CellFormat, as_number, canonical
 from fedapa.data.federated import ClientData, Federated, Split, from_arrays, set_aside, strata
 from fedapa.data.schema import Schema, in_order
 from fedapa.data.site_description import Sites
@@ -32,6 +32,7 @@ from fedapa.streams import stream
 Labels = npt.NDArray[np.int64]
 Arrays = npt.NDArray[Any]
 FEWEST_OF_A_CLASS = 2
+MOST_CLASSES = 20  # that nobody wonders about
 
 
 class Own(NamedTuple):
@@ -106,6 +107,8 @@ def _check(sites: Sites) -> None:
         raise InputError("[sites] names no files", 'for example files = ["north.csv", "south.csv"]')
     if sites.site_column is not None and len(sites.files) > 1:
         raise InputError("site_column is for one file that holds all sites", "leave it out where every site has a file")
+    if sites.event is not None and (sites.classes is not None or sites.target_range is not None):
+        raise InputError("event is for times: no classes, no target_range", "leave them out, or event")
     if (sites.split in ("stratified", "order")) != (sites.split_column is None):
         raise InputError(
             f"split is '{sites.split}' and split_column is {sites.split_column!r}",
@@ -137,7 +140,7 @@ def read_files(sites: Sites) -> dict[str, Material]:
 def table_of(path: Path, sites: Sites) -> Table:
     """A table as its site writes it."""
     cells = CellFormat(sites.decimal, sites.thousands, sites.dates, sites.booleans)
-    unused = {*sites.drop} - {sites.label, sites.site_column, sites.split_column}
+    unused = {*sites.drop} - {sites.label, sites.event, sites.site_column, sites.split_column}
     return read_table(path, sites.header, sites.encoding, sites.missing, sites.missing_values, cells, unused)
 
 
@@ -154,6 +157,7 @@ def _by_site(name: str, table: Table, sites: Sites) -> Iterator[tuple[str, Table
 
 def _from_table(name: str, table: Table, sites: Sites, mode: list[str]) -> Material:
     labels = table.column(sites.label, "label column")
+    labels = labels if sites.event is None else _signed_times(name, table, labels, sites.event)
     keys = None if sites.split_column is None else table.column(sites.split_column)
     if sites.image_column is not None:
         cells = table.column(sites.image_column, "image column")
@@ -163,8 +167,24 @@ def _from_table(name: str, table: Table, sites: Sites, mode: list[str]) -> Mater
         return _images(labels, keys, files, sites, mode)
     for column in sites.drop:
         table.column(column, "column to drop,")
-    used = (*sites.drop, sites.label, sites.site_column or "", sites.split_column or "")
+    used = (*sites.drop, sites.label, *(c for c in (sites.event, sites.site_column, sites.split_column) if c))
     return Material(labels, keys, table.without(used), table)
+
+
+def _signed_times(name: str, table: Table, times: Cells, event: str) -> Cells:
+    """Times with a minus where nothing had happened until then; none where either is unknown."""
+    found = np.empty(len(times), dtype=object)
+    for k, (time, said) in enumerate(zip(times, table.column(event, "event column"), strict=True)):
+        if time is None or said is None:
+            continue
+        line = f"line {table.lines[k]} of {table.path.name}"
+        if (happened := WORDS.get(said.casefold(), said)) not in ("0", "1"):
+            hint = "write 1 where it happened, and 0 where it had not until then"
+            raise InputError(f"site {name}: '{said}' under '{event}' ({line}) is neither yes nor no", hint)
+        if not (as_number(time) or 0.0) > 0:
+            raise InputError(f"site {name}: '{time}' ({line}) is not a time", "write how long it took, above 0")
+        found[k] = time if happened == "1" else f"-{time}"
+    return found
 
 
 def _from_folder(folder: Path, sites: Sites, mode: list[str]) -> Material:
@@ -189,11 +209,16 @@ def _from_arrays(name: str, path: Path, sites: Sites) -> dict[str, Material]:
             raise no_such_column(path, key, "array", arrays)
         if arrays[key].ndim < 1:
             raise InputError(f"{path}: {key} is a single value", "give one per sample")
+        if key != "x" and arrays[key].ndim > 1:
+            shape = list(arrays[key].shape)
+            raise InputError(
+                f"{path}: {key} has shape {shape}", "give one value per sample; of one-hot rows, argmax(1)"
+            )
         if len(arrays[key]) != len(arrays["x"]):
             raise InputError(f"{path}: {len(arrays['x'])} samples in x, {len(arrays[key])} in {key}", "give one each")
-    text = {
-        key: np.array([canonical(str(v)) for v in a.tolist()], dtype=object) for key, a in arrays.items() if a.ndim == 1
-    }
+    if not len(arrays["x"]):
+        raise InputError(f"{path}: x holds no samples", "export the data again")
+    text = {key: _cells(array) for key, array in arrays.items() if array.ndim == 1}
     keys = None if sites.split_column is None else text[sites.split_column]
     if sites.site_column is None:
         return {name: Material(text["y"], keys, x=arrays["x"])}
@@ -202,6 +227,13 @@ def _from_arrays(name: str, path: Path, sites: Sites) -> dict[str, Material]:
         who: Material(text["y"][mask], None if keys is None else keys[mask], x=arrays["x"][mask])
         for who, mask in places.items()
     }
+
+
+def _cells(array: Arrays) -> Cells:
+    """As a table has them: texts, and None where a value is not a number."""
+    found = np.empty(len(array), dtype=object)
+    found[:] = [None if value != value else canonical(str(value)) for value in array.tolist()]
+    return found
 
 
 def labelled(name: str, sites: Sites, material: Material) -> tuple[Material, list[str]]:
@@ -236,7 +268,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
     classes = {} if target == "number" else _classes(sites, found)
     tables = {name: material.table for name, material in found.items() if material.table is not None}
     if tables:
-        return _in_units(schemas.lay_out(tables, sites.label, classes, sites.categories), sites)
+        return _in_units(schemas.lay_out(tables, sites.predicted, classes, sites.categories), sites)
     name, first = next(iter(found.items()))
     assert first.x is not None
     for other, material in found.items():
@@ -247,7 +279,7 @@ def _agreed(sites: Sites, found: Mapping[str, Material], agreed: Schema | None, 
                 f"site {other} has samples of shape {two}, site {name} of {one}",
                 "make them one size; for images, set image_size = [height, width]",
             )
-    return Schema((), sites.label, classes, tuple(first.x.shape[1:]), first.mode, sites.target_range)
+    return Schema((), sites.predicted, classes, tuple(first.x.shape[1:]), first.mode, sites.target_range)
 
 
 def _in_units(schema: Schema, sites: Sites) -> Schema:
@@ -303,30 +335,51 @@ def class_problems(sites: Sites, found: Mapping[str, Material]) -> Iterator[Inpu
     """Why the labels of these sites are not the classes of one task; declared classes are taken as they are."""
     if sites.classes is not None:
         return
-    labels = _labels(found)
+    labels, rows = _labels(found), sum(len(material.labels) for material in found.values())
     if len(labels) < 2:
         yield InputError(f"the label '{sites.label}' has the one value {labels[0]}", "is it the right column?")
-    elif is_measurement(labels, sum(len(material.labels) for material in found.values())):
+    elif is_measurement(labels, rows):
         yield InputError(
             f"the label '{sites.label}' has {len(labels)} different numbers: a measurement rather than a class?",
             'set objective.name = "regression" to predict the number, or cut it into classes',
         )
+    elif len(labels) > max(MOST_CLASSES, rows // 4):
+        said = f"the label '{sites.label}' has {len(labels)} different texts in {rows} rows, such as '{labels[0]}'"
+        yield InputError(f"{said}: an identifier?", "is it the right column?")
     else:
-        for name, material in found.items():
-            if lacking := [label for label in labels if label not in set(material.labels)]:
-                declared, words = ", ".join(f'"{label}"' for label in labels), ",".join(labels)
-                yield InputError(
-                    f"site {name} has no row of class '{lacking[0]}', which other sites have",
-                    f"if that is so, declare the classes: classes = [{declared}], or `data inspect --classes {words}`",
-                )
+        yield from _lacking_classes(labels, {name: set(material.labels) for name, material in found.items()})
+
+
+def _lacking_classes(labels: Sequence[str], found: Mapping[str, set[Any]]) -> Iterator[InputError]:
+    """Sites without a class that others have, and sites that seem to write the same classes in another way."""
+    declared, words = ", ".join(f'"{label}"' for label in labels), ",".join(labels)
+    hint = f"if that is so, declare the classes: classes = [{declared}], or `data inspect --classes {words}`"
+    for name, mine in found.items():
+        others = [other for site, other in found.items() if site != name]
+        if not any(mine & other for other in others) and others:
+            here, there = (schemas.some(sorted(found, key=in_order), 4) for found in (mine, others[0]))
+            yield InputError(f"site {name} has the classes {here}, another site {there}", _same_classes(labels))
+        elif lacking := [label for label in labels if label not in mine]:
+            yield InputError(f"site {name} has no row of class '{lacking[0]}', which other sites have", hint)
+
+
+def _same_classes(labels: Sequence[str]) -> str:
+    """How to say which texts mean one class: as they seem to, where they differ in upper and lower case only."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(label.casefold(), []).append(label)
+    if all(len(texts) > 1 for texts in alike.values()):
+        said = ",".join(f"{name}={'|'.join(texts)}" for name, texts in alike.items())
+        return f"if they are the same: `data inspect --classes '{said}'`"
+    return "if they are the same in other words, say so: `data inspect --classes 'fine=no|0,ill=yes|1'`"
 
 
 def is_measurement(labels: Sequence[str], rows: int) -> bool:
-    """Whether these different labels are numbers to predict rather than classes."""
-    found = [as_number(label) for label in labels]
-    if None in found or len(found) <= 20:
+    """Whether these different labels are numbers to predict rather than classes; a few texts are mistakes."""
+    found = [number for label in labels if (number := as_number(label)) is not None]
+    if len(found) <= max(MOST_CLASSES, schemas.MOSTLY * len(labels)):
         return False
-    return len(found) > rows // 10 or any(number is not None and not number.is_integer() for number in found)
+    return len(found) > rows // 10 or not all(number.is_integer() for number in found)
 
 
 def _codes(name: str, schema: Schema, material: Material) -> Arrays:
@@ -344,12 +397,15 @@ def _codes(name: str, schema: Schema, material: Material) -> Arrays:
     return np.array([code[label] for label in material.labels], dtype=np.int64)
 
 
+_HINT = "fix it, or say that it is a missing value: `data inspect --missing`; rows without a label are left out"
+
+
 def _numbers(name: str, material: Material) -> Arrays:
     found = [as_number(label) for label in material.labels]
     if None in found:
         k = found.index(None)
         line = "" if material.rows is None else f" (line {material.rows.lines[k]} of {material.rows.path.name})"
-        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is not a number", "fix it, or drop the row")
+        raise InputError(f"site {name}: label '{material.labels[k]}'{line} is not a number", _HINT)
     return np.array(found, dtype=np.float32)
 
 

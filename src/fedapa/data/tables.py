@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,16 @@ LONGEST_LINE = 16 * 2**20
 PIECE = 20_000  # rows that are read at a time
 MOST_KNOWN = 100_000  # different texts of a column that are remembered to be kept once
 CELL_BYTES = 16
+SEPARATORS = (",", ";", "\t", "|")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+OTHERWISE = ("iso8859-1", "iso8859-15", "cp1252", "utf-16")  # encodings that no file of UTF-8 is meant to have
+NO_TEXT = {  # how other kinds of files begin
+    b"PK\x03\x04": "a spreadsheet or another packed file",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet",
+    b"\x1f\x8b": "a packed file",
+    b"%PDF": "a PDF",
+    b"PAR1": "a Parquet file",
+}
 TEXT, PARQUET = (".csv", ".tsv", ".txt", ".data"), (".parquet", ".pq")
 
 
@@ -175,15 +187,55 @@ Piece = tuple[list[str], Sequence[Sequence[str | None]], Sequence[int]]  # names
 
 def _text(path: Path, header: Sequence[str], encoding: str) -> Iterator[Piece]:
     """First the names alone, then pieces of rows."""
+    encoding = encoding_of(path, encoding)
+    _check_text(path, encoding)
     with _opened(path, encoding) as file:
         try:
             lines = _lines(path, file)
             blank, first = _first_line(path, lines)
+            if said := re.fullmatch(r"sep=(.)\s*", first):  # as Excel writes it
+                more, first = _first_line(path, lines)
+                blank += ["\n", *more]
             again = itertools.chain(blank, [first], lines)
-            reader = csv.reader(again, delimiter=_delimiter(path, first), strict=True)
+            reader = csv.reader(again, delimiter=said[1] if said else _delimiter(path, first), strict=True)
             yield from _pieces(path, header, _rows(path, reader))
         except UnicodeDecodeError as error:
             raise _undecodable(path, encoding, error) from None
+        except UnicodeError as error:
+            raise InputError(f"{path} is not {encoding} text ({error})", "save the file as UTF-8") from None
+
+
+def encoding_of(path: Path, wanted: str) -> str:
+    """How to read a file: what it says itself, then UTF-8 where it is that, though other files are not."""
+    try:
+        name = codecs.lookup(wanted).name
+    except LookupError:
+        raise InputError(f"there is no encoding called '{wanted}'", "for example utf-8 or latin-1") from None
+    with open(path, "rb") as file:
+        if file.read(2) in UTF_16:
+            return "utf-16"
+    return "utf-8" if name in OTHERWISE and is_utf_8(path) else wanted
+
+
+def is_utf_8(path: Path) -> bool:
+    try:
+        with open(path, encoding="utf-8") as text:
+            return not any("\0" in piece for piece in iter(lambda: text.read(2**20), ""))
+    except UnicodeDecodeError:
+        return False
+
+
+def _check_text(path: Path, encoding: str) -> None:
+    """Bytes that no text has are told before a decoder stumbles over others."""
+    with open(path, "rb") as file:
+        start = file.read(2**16)
+    kind = next((kind for magic, kind in NO_TEXT.items() if start.startswith(magic)), None)
+    if kind is not None:
+        raise InputError(f"{path} is {kind}, not text", "save the table as CSV (UTF-8)")
+    if b"\0" in start and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        line = start[: start.index(b"\0")].count(b"\n") + 1
+        hint = 'save the table as CSV (UTF-8); if it is UTF-16, say so: encoding = "utf-16-le"'
+        raise InputError(f"{path}, line {line}: a byte 0, which no text has", hint)
 
 
 def _pieces(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[Piece]:
@@ -192,13 +244,16 @@ def _pieces(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[st
     if header and names != list(header):
         names, rows = list(header), itertools.chain([first], rows)  # a file without names of its own
     _check_names(path, names)
+    are = "is 1 column" if len(names) == 1 else f"are {len(names)} columns"
     yield names, [], []
     while piece := list(itertools.islice(rows, PIECE)):
         for line, row in piece:
             if len(row) != len(names):
                 raise InputError(
-                    f"{path}, line {line}: {len(row)} cells where there are {len(names)} columns",
-                    "a cell that holds the separator must be quoted",
+                    f"{path}, line {line}: {len(row)} cells where there {are}",
+                    "a cell that holds the separator must be quoted"
+                    if len(names) > 1
+                    else f"the names of the columns must be the first line; there is '{names[0][:60]}'",
                 )
         yield names, list(zip(*(row for _, row in piece), strict=True)), [line for line, _ in piece]
 
@@ -212,14 +267,14 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[s
                 yield line, row
             line = reader.line_num + 1  # type: ignore[attr-defined]
     except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            said = f"{path}, line {line}: a quotation mark opens here and never closes"
+            raise InputError(said, "close it, or double it where it belongs to the text") from None
         raise InputError(f"{path}, line {line}: not a table ({error})", "is it really a text file?") from None
 
 
 def _opened(path: Path, encoding: str) -> TextIO:
-    try:
-        return open(path, encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, newline="")
-    except LookupError:
-        raise InputError(f"there is no encoding called '{encoding}'", "for example utf-8 or latin-1") from None
+    return open(path, encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, newline="")
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -261,7 +316,7 @@ def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> InputE
 
 
 def _delimiter(path: Path, first: str) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else max((",", ";", "\t"), key=first.count)
+    return "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=first.count)
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

@@ -56,6 +56,8 @@ def answers(task: Task, models: Tree, x: Tensor) -> Tensor:
 
 def sample_losses(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
     """[n, ...] loss of every sample under every model that answered, from outputs [n, ..., K]."""
+    if not task.objective.by_sample and outputs.ndim > 2:
+        return torch.stack([sample_losses(task, model, y) for model in outputs.unbind(1)], 1)
     wanted = y.view(-1, *[1] * (outputs.ndim - 2)).expand(outputs.shape[:-1])
     return task.objective.losses(outputs.flatten(0, -2), wanted.flatten()).view(wanted.shape)
 

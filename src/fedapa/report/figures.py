@@ -47,6 +47,8 @@ LANDMARKS = {"fedapa": (ONE, "-"), "local": (TWO, "--"), "fedavg": (THREE, "-.")
 CLOSE = 8.0  # points; methods that end further below the best are shown apart
 MANY_CLIENTS = 40  # more are shown as a histogram, not one by one
 MANY_BUBBLES = 200  # clients; of more, a bubble is smaller than a pixel
+WHOLE_NAME = 12  # letters of a client's name that a figure has room for
+FEW_CLIENTS = 12  # that figures name
 HALF_BINS = 15  # bars of a histogram on either side of zero
 
 
@@ -432,7 +434,7 @@ def partition(scenario: Scenario) -> Drawn:
     """Clients times classes; the area of a bubble is the number of train samples."""
     counts = label_counts(scenario.first.clients)
     if counts is None:
-        return _sizes([client.train for client in scenario.first.clients])
+        return _sizes(scenario.first)
     if len(counts) > MANY_BUBBLES:
         return _holdings(counts)
     names = class_names(scenario.first)
@@ -440,11 +442,13 @@ def partition(scenario: Scenario) -> Drawn:
     axes = figure.add_subplot()
     draw_bubbles(axes, counts, [name[:14] for name in names], ONE)
     axes.tick_params(labelsize=7)
+    _name_clients(axes, scenario.first)
     return figure
 
 
-def _sizes(samples: Sequence[int]) -> Drawn:
+def _sizes(run: Run) -> Drawn:
     """Of clients without classes: how many train samples they have."""
+    samples = [client.train for client in run.clients]
     if not any(samples):
         return "These runs did not record what their clients hold."
     figure = drawing.new(2.2)
@@ -457,7 +461,15 @@ def _sizes(samples: Sequence[int]) -> Drawn:
         axes.set(xlabel="client", ylabel="train samples")
     _count_whole(axes.xaxis)
     _count_whole(axes.yaxis)
+    _name_clients(axes, run)
     return figure
+
+
+def _name_clients(axes: Any, run: Run) -> None:
+    """Names instead of numbers, of sites that have some and are few."""
+    names = [client.name for client in run.clients]
+    if len(names) <= FEW_CLIENTS and not all(name.isdigit() for name in names):
+        axes.set_xticks(range(len(names)), distinct(names), rotation=30, ha="right")
 
 
 def _holdings(counts: Index) -> Figure:
@@ -489,6 +501,8 @@ def _unwatched(scenario: Scenario, otherwise: str) -> str:
 
 def weights(scenario: Scenario) -> Drawn:
     """A at a few rounds, and beside it how similar the clients' labels are; all in the same order of clients."""
+    from matplotlib import ticker
+
     run = watched(scenario)
     if run is None:
         return _unwatched(scenario, "No run recorded a matrix of weights (FedAPA and FedAMP do).")
@@ -505,6 +519,7 @@ def weights(scenario: Scenario) -> Drawn:
         axes.set_title(f"round {t} (own {np.mean(np.diag(A)):.2f})", loc="left")
     used = list(panels[: len(shown)])
     bar: dict[str, Any] = {"location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
+    bar["ticks"] = ticker.MaxNLocator(4)
     figure.colorbar(image, ax=used, label="weight of the column's client in the row's mixture", **bar)
     if similar is not None:
         axes = panels[len(shown)]
@@ -517,9 +532,13 @@ def weights(scenario: Scenario) -> Drawn:
 
 
 def distinct(names: Sequence[str], most: int = 6) -> list[str]:
-    """Few letters of every name: the first, or the last where many begin alike."""
+    """Short names whole, else few letters of every name: the first, or the last where many begin alike."""
+    if max(map(len, names), default=0) <= WHOLE_NAME:
+        return list(names)
     first = [name[:most] for name in names]
-    return first if len(set(first)) == len(set(names)) else [name[-most:] for name in names]
+    if len(set(first)) == len(set(names)):
+        return first
+    return [name if len(name) <= most else f"…{name[-most:]}" for name in names]
 
 
 def _heat(axes: Any, matrix: Floats, order: Index, run: Run, top: float) -> Any:

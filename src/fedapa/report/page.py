@@ -312,6 +312,8 @@ def _tiles(
     if (gain := row.gain) is not None and label != "local":
         better, equal, worse = gain.clients
         counts = f"{better} clients gain, {equal} equal, {worse} lose"
+        if better + equal + worse > len(scenario.first.clients):
+            counts += ", over all allocations"
         where = "" if gain.round == row.rounds_planned else f", round {gain.round}"
         remark = f"{score.points}; {counts}{sure(gain.p_adjusted)}{where}"
         tiles.append(("against Local", signed(gain.points, score.digits), remark))

@@ -23,11 +23,13 @@ from threadpoolctl import ThreadpoolController
 from fedapa.analysis.personalized_model import predictions
 from fedapa.config.experiment import load_data, task_from
 from fedapa.config.sections import Config
+from fedapa.core.scores import CONCORDANCE
 from fedapa.data.federated import ClientData, Federated, Split
 from fedapa.errors import RunError
 from fedapa.methods.local_only import LocalOnly
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import simulate
+from fedapa.site.cox_model import CoxRegression
 from fedapa.site.measures import RECALL, Measure, measures_of
 from fedapa.streams import stream
 from fedapa.training.settings import Training
@@ -35,7 +37,7 @@ from fedapa.training.settings import Training
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Folds = Sequence[Sequence[Mask]]  # masks of held-out train rows, by site and fold
-NETWORK, BOOSTED = "network", "gradient boosting"
+NETWORK, BOOSTED, COX = "network", "gradient boosting", "Cox regression"
 SMALL = 300  # train rows of the middle site below which three folds are held out in turn, else a quarter once
 FACTORS = ((1.0, 0.0), (3.0, 0.0), (3.0, 0.01))  # of the rate, and weight decay
 WEIGHTS = {"class_weights": "balanced"}
@@ -216,8 +218,10 @@ def _trained(
 # --- plain models --------------------------------------------------------------------------------
 
 
-def _candidates(classes: int, rare: bool) -> list[tuple[str, dict[str, Any]]]:
+def _candidates(classes: int, rare: bool, measure: Measure) -> list[tuple[str, dict[str, Any]]]:
     """Where a class is rare, with and without weights for it."""
+    if measure.name == CONCORDANCE.name:
+        return [(COX, {"alpha": alpha}) for alpha in (0.1, 1.0, 10.0, 100.0)]
     if classes:
         linear = [("logistic regression", {"C": c}) for c in (0.01, 0.1, 1.0, 10.0)]
     else:
@@ -230,6 +234,8 @@ def _model(kind: str, settings: Mapping[str, Any], classes: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    if kind == COX:
+        return CoxRegression(**settings)
     if kind == BOOSTED:
         boosted = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
         more = {key: value for key, value in settings.items() if key != "depth"}
@@ -243,7 +249,7 @@ def _kinds(client: ClientData, folds: Sequence[Mask], classes: int, measure: Mea
     network has too."""
     x, y = flat(client.train.x), client.train.y.numpy()
     best: dict[str, tuple[float, Choice]] = {}
-    for kind, settings in _candidates(classes, rare):
+    for kind, settings in _candidates(classes, rare, measure):
         parts = [_scored(kind, settings, x, y, held, classes, measure) for held in folds if _splits(held)]
         known = [part for part in parts if part is not None]
         mean = float(np.mean([held for held, _ in known])) if known else -np.inf
@@ -268,7 +274,7 @@ def _scored(
 ) -> tuple[float, float] | None:
     p = fitted(_model(kind, settings, classes), x[~held], y[~held], classes)(x[held])
     value = measure.of(y[held], p)
-    return None if value is None else (measure.sign * value, _loss(y[held], p, classes))
+    return None if value is None else (measure.sign * value, 0.0 if kind == COX else _loss(y[held], p, classes))
 
 
 def _loss(y: npt.NDArray[Any], p: Floats, classes: int) -> float:

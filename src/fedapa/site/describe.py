@@ -15,6 +15,7 @@ from fedapa.site.inspection import Inspection, held_out_share, rare_last
 from fedapa.training.settings import Training
 
 RATE, BATCH, STEPS = 0.02, 16, 400  # at this rate, tables of a few hundred rows are learned in about so many steps
+RISK_SET = 64  # rows of a batch that are compared with each other, of times until an event
 FEWEST_ROUNDS, MOST_ROUNDS = 10, 100
 USUAL_ROUNDS = 20  # where the number of rows is not known
 METHODS = ["local", "fedavg", "fedper", "fedapa"]
@@ -39,6 +40,8 @@ def config_text(found: Inspection, folder: Path, said: str, repeats: int = 10) -
         **_objective(found),
         **table_settings(rounds_for(found.own), checkpoint_every=100),
     }
+    if found.sites.event is not None:
+        content["training"]["batch"] = RISK_SET
     comments = [f"# Written by: {said}", *(f"# note: {note}" for note in found.notes)]
     for problem in found.problems:
         comments += [f"# problem: {problem.message}", f"#   {problem.hint}"]
@@ -54,6 +57,8 @@ def table_settings(rounds: int, checkpoint_every: int) -> dict[str, Any]:
 
 
 def _objective(found: Inspection) -> dict[str, Any]:
+    if found.sites.event is not None:
+        return {"objective": {"name": "survival"}}
     if found.target == "number":
         return {"objective": {"name": "regression"}}
     return {} if found.score is None else {"objective": {"score": found.score}}

@@ -17,12 +17,13 @@ from fedapa.analysis.personalized_model import in_use, last_checkpoint, predicti
 from fedapa.config.experiment import Parts, assemble, load_own, read_config
 from fedapa.config.load import settings_of, training_of
 from fedapa.config.sections import Config
+from fedapa.core.survival import concordance
 from fedapa.data.cell_format import as_number
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import Schema, unscaled
 from fedapa.data.site_description import Sites
 from fedapa.data.sites import described
-from fedapa.data.tables import Table, as_written
+from fedapa.data.tables import Table, as_written, encoding_of
 from fedapa.errors import InputError
 from fedapa.federation.enrolment import AGREED
 from fedapa.federation.kit import KIT
@@ -36,6 +37,7 @@ from fedapa.site.site_model import write_model
 from fedapa.store.checkpoint import Checkpoint, write_atomically
 from fedapa.store.run_folder import kept_engine
 from fedapa.training.model import choose
+from fedapa.training.objective import Objective, Survival
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet takes for a formula
 
@@ -94,7 +96,7 @@ def deliver(
     p, seen = predict(client.test.x), predict(client.train.x)
     threshold = chosen_threshold(measures_of(task.objective, parts.data.classes), client, predict)
     cut = None if threshold is None else threshold.value
-    flaw = flaw_of(client, seen, p, schema.class_names, cut)
+    flaw = flaw_of(client, seen, p, schema.class_names, cut, task.objective)
     refuse(client.name, flaw, anyway)
     facts = _facts(config, parts, point, i, p)._replace(flaw=flaw or "")
     if mixed:
@@ -130,10 +132,13 @@ def flaw_of(
     p: statistics.Floats,
     names: Sequence[str],
     threshold: float | None = None,
+    objective: Objective | None = None,
 ) -> str | None:
     """Why a model is useless on the site's own rows, train and test together: it predicts one class for all of them,
     or is right no more often than the most frequent class and ranks them no better than chance. Of numbers: it is no
-    closer to them than their mean is."""
+    closer to them than their mean is. Of times: its risks order them no better than chance."""
+    if isinstance(objective, Survival):
+        return _flaw_of_risks(client, np.concatenate([seen, p]))
     if not names:
         return _flaw_of_numbers(client, np.concatenate([seen, p]))
     y, both = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]), np.concatenate([seen, p])
@@ -156,6 +161,14 @@ def _flaw_of_numbers(client: ClientData, p: statistics.Floats) -> str | None:
         return None
     gap = f"mean squared error {error:.3g}, variance {spread:.3g}"
     return f"it is no closer to its {len(y)} own rows (train and test) than their mean is: {gap}"
+
+
+def _flaw_of_risks(client: ClientData, p: statistics.Floats) -> str | None:
+    y = np.concatenate([client.train.y.numpy(), client.test.y.numpy()]).astype(np.float64)
+    right, pairs = concordance(y, p[:, 0])
+    if right > 0.5 * pairs or not pairs:
+        return None
+    return f"its risks order {len(y)} own rows (train and test) no better than chance: concordance {right / pairs:.2f}"
 
 
 def refuse(site: str, flaw: str | None, anyway: bool) -> None:
@@ -241,7 +254,8 @@ def write_held_out(
     """The test rows of a table as its site writes them, for `predict`, and what the model says about them."""
     if table is not None:
         names = [str(line) for line in table.lines]
-        write_atomically(out / "held-out.csv", table_text(table, sites).encode(sites.encoding))
+        encoding = encoding_of(table.path, sites.encoding)
+        write_atomically(out / "held-out.csv", table_text(table, sites).encode(encoding))
         text = prediction_text(names, schema, p, threshold=threshold)
         write_atomically(out / "predictions.csv", text.encode())
 

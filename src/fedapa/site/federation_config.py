@@ -14,6 +14,7 @@ from fedapa.config.load import Change, apply, as_table, check, load
 from fedapa.config.sections import Config
 from fedapa.data.agreement import fingerprint, layout_of, merged, schema_of
 from fedapa.data.schema import Schema, read_schema
+from fedapa.data.site_description import RISK
 from fedapa.data.site_layout import Layout
 from fedapa.data.sources import OWN
 from fedapa.errors import InputError
@@ -42,8 +43,9 @@ def federation_config(
     """TOML text; checked, so that `coordinator run` takes it."""
     settings, schema, notes = _proposal(sources, common, unlike)
     if not schema.classes:
-        settings["objective"] = {"name": "regression", **settings.get("objective", {})}
-        settings["objective"]["name"] = settings["objective"]["name"].replace("auto", "regression")
+        kind = "survival" if schema.label.startswith(RISK) else "regression"
+        settings["objective"] = {"name": kind, **settings.get("objective", {})}
+        settings["objective"]["name"] = settings["objective"]["name"].replace("auto", kind)
     raw = {**settings, "data": {"source": OWN}, "layout": _table(layout_of(schema))}
     raw["federation"] = {"min_sites": sites or max(2, len(sources))}
     raw["run"] = {**raw["run"], "checkpoint_every": EVERY_ROUND}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,14 +27,15 @@ from fedapa.data.profile import Profile, Warned, profile
 from fedapa.data.schema import some
 from fedapa.data.site_description import Sites
 from fedapa.data.site_problems import problems
-from fedapa.data.sites import Own, assemble, is_measurement, table_of
-from fedapa.data.tables import TEXT, Table
+from fedapa.data.sites import Material, Own, assemble, is_measurement, read_files, table_of
+from fedapa.data.tables import TEXT, Table, encoding_of
 from fedapa.errors import InputError
 
 Target = Literal["class", "number"]
 FEWEST_RARE = 20  # train rows of a rare class at the middle site, to hold some of them out
 RARE_CLASS = 0.2  # share of the rarer of two classes below which the accuracy says little
 FEW_TRAIN, FEW_TEST = 20, 10  # rows of a site below which its scores say next to nothing
+OTHER_UNIT = 5  # times larger: the numbers of a site that may be in another unit
 SPLITS = ("alike", "order", "date", "group")  # kinds of warnings that another split answers
 SEVERAL = {  # what is said of many columns at once
     "identifier": "identify a row or a person and are left out",
@@ -72,7 +74,7 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     sites, notes, found = _written(wanted, set(given))
     tables = _readable(sites)
     target = _target(sites, tables)
-    columns = tuple(c for c in (sites.site_column, sites.split_column) if c)
+    columns = tuple(c for c in (sites.site_column, sites.split_column, sites.event) if c)
     profiles = {
         name: profile(table, sites.label, (*columns, *sites.dates, *sites.drop), target == "number")
         for name, table in tables.items()
@@ -85,7 +87,10 @@ def inspected(wanted: Sites, given: Iterable[str] = ()) -> Inspection:
     own = assemble(sites, target=target) if not found else None
     notes += [] if own is None else [*shortened(own.notes), *_doubts(own)]
     notes += [f"left out: {some(sites.drop)}"] if sites.drop else []
-    if target == "number":
+    notes += list(_far_apart(sites, tables)) if own is not None else []
+    if sites.event is not None:
+        notes.append(f"'{sites.label}' is a time until '{sites.event}': its risk is predicted (survival)")
+    elif target == "number":
         notes.append(f"'{sites.label}' holds numbers: they are predicted as numbers (regression)")
     return Inspection(sites, target, profiles, own, notes, found)
 
@@ -150,6 +155,27 @@ def _doubts(own: Own) -> list[str]:
     return notes
 
 
+def _far_apart(sites: Sites, tables: Mapping[str, Table]) -> Iterator[str]:
+    """Columns whose numbers at one site are all larger than at another, several times over: another unit?"""
+    first = next(iter(tables.values()), None)
+    for name in [] if first is None else first.columns:
+        known = name not in (*sites.drop, *sites.categories, sites.site_column, sites.split_column)
+        found = {site: values for site, table in tables.items() if len(values := _positive(table, name)) >= FEW_TEST}
+        ranked = sorted(found, key=lambda site: median(found[site]))
+        if known and len(ranked) > 1 and min(found[ranked[-1]]) > max(found[ranked[0]]):
+            low, high = found[ranked[0]], found[ranked[-1]]
+            if median(high) >= OTHER_UNIT * median(low):
+                spans = [f"{min(v):g} to {max(v):g} at {s}" for s, v in ((ranked[0], low), (ranked[-1], high))]
+                yield f"column '{name}': {' and '.join(spans)}: in another unit? Correct it before you train"
+
+
+def _positive(table: Table, name: str) -> list[float]:
+    """The numbers of a column that holds nothing but numbers above 0."""
+    cells = [cell for cell in table.columns.get(name, ()) if cell is not None]
+    found = [number for cell in cells if (number := as_number(cell)) is not None and number > 0]
+    return found if len(found) == len(cells) else []
+
+
 # --- how files are written -----------------------------------------------------------------------
 
 
@@ -158,12 +184,13 @@ def _written(sites: Sites, given: set[str]) -> tuple[Sites, list[str], list[Inpu
     notes: list[str] = []
     if "encoding" not in given and (encoding := _encoding(sites)) != "utf-8":
         sites = replace(sites, encoding=encoding)
-        notes.append(f"files are not UTF-8; read as {encoding}: check that names with accents look right")
+        notes.append(f"files that are not UTF-8 are read as {encoding}: check that names with accents look right")
     tables = _readable(sites)
     columns = _columns(tables.values())
-    changes, more, found = _numbers(sites, columns, given)
+    changes, more, found = _numbers(sites, tables, given)
     dates, trouble = _dates(sites, columns)
-    aside = {sites.label, sites.site_column, sites.split_column, *sites.categories, *sites.drop, *sites.dates}
+    aside = {sites.label, sites.event, sites.site_column, sites.split_column}
+    aside |= {*sites.categories, *sites.drop, *sites.dates}
     words = tuple(name for name, texts in columns.items() if name not in aside and is_boolean(texts))
     if words and "booleans" not in given:
         changes["booleans"] = words
@@ -172,20 +199,16 @@ def _written(sites: Sites, given: set[str]) -> tuple[Sites, list[str], list[Inpu
 
 
 def _encoding(sites: Sites) -> str:
-    for file in sites.files.values():
-        path = Path(file).expanduser()
-        if path.suffix.lower() not in TEXT or not path.is_file():
-            continue
-        with open(path, "rb") as start:
-            if start.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                return "utf-16"
-        try:
-            with open(path, encoding="utf-8") as text:
-                for _ in iter(lambda text=text: text.read(2**20), ""):  # type: ignore[misc]
-                    pass
-        except UnicodeDecodeError:
-            return _western(path)
-    return "utf-8"
+    """Of the files that are not UTF-8; the others are read as UTF-8 all the same."""
+    paths = [Path(file).expanduser() for file in sites.files.values()]
+    texts = [path for path in paths if path.suffix.lower() in TEXT and path.is_file()]
+    found = {_encoding_of(path) for path in texts}
+    return next((name for name in ("cp1252", "latin-1", "utf-16") if name in found), "utf-8")
+
+
+def _encoding_of(path: Path) -> str:
+    said = encoding_of(path, "latin-1")
+    return _western(path) if said == "latin-1" else said
 
 
 def _western(path: Path) -> str:
@@ -218,12 +241,18 @@ def _columns(tables: Iterable[Table]) -> dict[str, list[str]]:
 
 
 def _numbers(
-    sites: Sites, columns: Mapping[str, list[str]], given: set[str]
+    sites: Sites, tables: Mapping[str, Table], given: set[str]
 ) -> tuple[dict[str, Any], list[str], list[InputError]]:
-    """The decimal sign and the sign between thousands that make numbers of all columns that look like it."""
+    """The decimal sign and the sign between thousands that make numbers of all columns that look like it, of all files
+    together or of one of them."""
     if {"decimal", "thousands"} & given:
         return {}, [], []
+    columns, by_file = _columns(tables.values()), [_columns([table]) for table in tables.values()]
     seen = {name: written for name, texts in columns.items() if (written := number_format(texts)) is not None}
+    for mine in by_file:
+        new = {name: number_format(texts) for name, texts in mine.items() if name not in seen}
+        seen |= {name: written for name, written in new.items() if written is not None}
+        columns |= {name: mine[name] for name, written in new.items() if written is not None}  # to show one of them
     unsure = [name for name, written in seen.items() if not written.is_sure]
     sure = {written for written in seen.values() if written.is_sure}
     if not seen:
@@ -239,9 +268,22 @@ def _numbers(
     sign, between = decimals.pop(), thousands.pop() if thousands else ""
     if sign == "," and not between and any(map(has_points_between_thousands, columns.values())):
         between = "."
+    if between == "." and (odd := _pointed(by_file)):
+        said = f"numbers are written in several ways: '{_example(columns[next(iter(seen))])}' and '{odd}'"
+        return {}, [], [InputError(said, "write them in one way")]
     note = f"numbers are written as '{_example(columns[next(iter(seen))])}' in {some(list(seen))}"
     note += f": read with decimal '{sign}'"
     return {"decimal": sign, "thousands": between}, [note + (f", thousands '{between}'" if between else "")], []
+
+
+def _pointed(by_file: Sequence[Mapping[str, list[str]]]) -> str:
+    """A number with a decimal point in a file that has no decimal commas; empty where there is none."""
+    for columns in by_file:
+        if not any(written.decimal == "," for texts in columns.values() if (written := number_format(texts))):
+            for texts in columns.values():
+                if number_format(texts) is None and (dotted := [t for t in texts if "." in t and as_number(t)]):
+                    return dotted[0]
+    return ""
 
 
 def _example(texts: Sequence[str]) -> str:
@@ -281,10 +323,21 @@ def _dates(sites: Sites, columns: Mapping[str, list[str]]) -> tuple[dict[str, st
 
 def _target(sites: Sites, tables: Mapping[str, Table]) -> Target:
     cells = [table.columns[sites.label] for table in tables.values() if sites.label in table.columns]
+    cells += [material.labels for material in _arrays(sites)]
+    if sites.event is not None:
+        return "number"
     if sites.classes is not None or not cells:
         return "class"
     labels = [label for label in np.concatenate(cells) if label is not None]
     return "number" if is_measurement(list(set(labels)), len(labels)) else "class"
+
+
+def _arrays(sites: Sites) -> Iterator[Material]:
+    """Of files of arrays that can be read; what is wrong with the others is found later."""
+    for name, file in sites.files.items():
+        if Path(file).suffix.lower() == ".npz" and Path(file).expanduser().is_file():
+            with suppress(InputError):
+                yield from read_files(replace(sites, files={name: file})).values()
 
 
 # --- notes ---------------------------------------------------------------------------------------

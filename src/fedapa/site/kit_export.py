@@ -111,7 +111,7 @@ def deliver_kit(
     recipe = training_of(kept.config, "local")
     own = Made(LocalOnly(), train_alone(task, client, i, plan.seed, plan.rounds, recipe, progress), task, client)
     made = Made(method, state, task, client)
-    flaw = flaw_of(client, made.seen, made.p, schema.class_names, made.cut)
+    flaw = flaw_of(client, made.seen, made.p, schema.class_names, made.cut, task.objective)
     refuse(site.name, flaw, anyway)
     others = alone_with(kept.config, rows.data, plan.seed)[0] if baselines and schema.columns else None
     scored = _scored(kept, client, own, made, others)

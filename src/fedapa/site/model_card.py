@@ -11,6 +11,7 @@ import numpy as np
 from fedapa.analysis import statistics
 from fedapa.analysis.statistics import Interval
 from fedapa.data.schema import Schema
+from fedapa.data.site_description import RISK
 from fedapa.federation import manifest
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import account_of
@@ -52,6 +53,19 @@ class Facts(NamedTuple):
     by_split: Mapping[str, Sequence[float]] = {}  # the weights in every split, this model's included; empty: one
 
 
+MEANING = {
+    "accuracy": "share of right answers",
+    "auc": "how often a row of a class gets a higher probability of it than another row; 0.5 is guessing",
+    "average precision": "how pure the rows ranked first are; by guessing, the share of the class",
+    "recall": "share of the rows of the rare class that are found",
+    "brier": "mean squared error of the probabilities; 0 is best",
+    "RMSE": "root of the mean squared error, in the unit of the target; 0 is best",
+    "MAE": "mean absolute error, in the unit of the target; 0 is best",
+    "R²": "1 is perfect, 0 as good as always saying the mean of the test rows, below 0 worse",
+    "concordance": "of two rows, how often the one with the earlier event has the higher risk; 0.5 is guessing",
+}
+
+
 def write_card(facts: Facts, schema: Schema, scored: Sequence[Scored]) -> str:
     parts = [
         f"# Model of {facts.site}",
@@ -75,6 +89,8 @@ def _purpose(facts: Facts, schema: Schema) -> str:
     more = f" and {len(names) - MOST_SITES} more" if len(names) > MOST_SITES else ""
     others = ", ".join(names[:MOST_SITES]) + more
     what = ", ".join(schema.class_names) or "a number"
+    if schema.label.startswith(RISK):
+        what = "0.7 more is twice the risk at any time; compare rows of this site only"
     return (
         f"Predicts `{schema.label}` ({what}). Trained by {facts.title} in {facts.rounds}"
         f" rounds with {others or 'nobody else'}; personalized for {facts.site} and meant for use there.\n\n"
@@ -83,7 +99,7 @@ def _purpose(facts: Facts, schema: Schema) -> str:
 
 
 def _rows(facts: Facts, schema: Schema) -> str:
-    lines = ["## Rows", "", "| class | train rows | test rows |", "|---|---|---|"]
+    lines = ["## Rows", "", f"| {'class' if schema.classes else 'rows'} | train rows | test rows |", "|---|---|---|"]
     rows = zip(schema.class_names or ("all",), facts.trained_on, facts.tested_on, strict=True)
     return "\n".join([*lines, *(f"| {cell(name)} | {train} | {test} |" for name, train, test in rows)])
 
@@ -95,10 +111,14 @@ def _columns(schema: Schema) -> str:
     for column in schema.columns:
         if column.kind == "number":
             missing = "; missing values are flagged" if column.indicator else ""
-            lines.append(f"- {column.name}: number, mean {column.mean:.4g}, scale {column.scale:.4g}{missing}")
+            lines.append(f"- {column.name}: number, mean {_brief(column.mean)}, scale {_brief(column.scale)}{missing}")
         else:
             lines.append(f"- {column.name}: one of {', '.join(column.levels)}")
     return "\n".join(lines)
+
+
+def _brief(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
@@ -124,8 +144,8 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
             how = "" if judge.sign > 0 else " (above 0: less of it)"
             beside = " over the better of the two tuned ways alone" if rival == ALONE else ""
             said = f"Gain in {judge.title} by joining{beside}{how}: {shown(judge, gain, signed=True)}."
-            lines += ["", said + _verdict(gain), _fairness(rival, facts)]
-        lines += [""]
+            lines += ["", f"**{_verdict(gain)}** {said}", "", _fairness(rival, facts)]
+        lines += ["", *_meanings(facts.measures), ""]
     if not facts.own:
         return "## Score on rows never trained on\n\nNot known: the rows of the run are no longer there."
     own = ", ".join(score_text(measure, facts.own[measure.name]) for measure in facts.measures)
@@ -136,6 +156,11 @@ def _scores(facts: Facts, scored: Sequence[Scored]) -> str:
     how = how if enough else "too few for an interval"
     lines.append(f"This very model on its {tested} test row{'s' if tested != 1 else ''} ({how}): {own}.")
     return "\n".join(lines)
+
+
+def _meanings(measures: Sequence[Measure]) -> list[str]:
+    """What every score says, for those who do not work with them."""
+    return [f"- {measure.title}: {MEANING[measure.name]}." for measure in measures if measure.name in MEANING]
 
 
 def _fairness(rival: str, facts: Facts) -> str:
@@ -157,7 +182,8 @@ def score_text(measure: Measure, interval: Interval) -> str:
 
 def _over(splits: int, facts: Facts) -> str:
     if not any(measure.is_share for measure in facts.measures):
-        return f"Mean over {splits} splits{', 95 % confidence interval' if splits >= statistics.FEWEST else ''}."
+        count = "1 split" if splits == 1 else f"Mean over {splits} splits"
+        return f"{count}{', 95 % confidence interval' if splits >= statistics.FEWEST else ''}."
     if splits >= statistics.FEWEST:
         few = "where few answers are wrong, that of the accuracy is the exact one of a single test set"
         return f"Mean over {splits} splits, 95 % confidence interval; {few}."
@@ -167,10 +193,10 @@ def _over(splits: int, facts: Facts) -> str:
 
 def _verdict(gain: Interval) -> str:
     if gain.low is None or gain.high is None:
-        return " The splits are too few or too alike to tell whether joining helped."
+        return "The splits are too few or too alike to tell whether joining helped."
     if gain.low > 0:
-        return " Joining helped under these settings."
-    return " Joining hurt under these settings." if gain.high < 0 else " The data do not show whether joining helped."
+        return "Joining helped under these settings."
+    return "Joining hurt under these settings." if gain.high < 0 else "The data do not show whether joining helped."
 
 
 def _weights(facts: Facts) -> str:

@@ -123,7 +123,7 @@ def onboard(
     weights = {} if matrix is None else dict(zip(task.names, matrix[i].tolist(), strict=True))
     sizes = len(client.train.y), len(client.test.y)
     seen = predictions(method, task, models["onboarded"][1], client.train.x)
-    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names, cuts["onboarded"])
+    flaw = flaw_of(client, seen, p["onboarded"], own.schemas[0].class_names, cuts["onboarded"], task.objective)
     refuse(name, flaw, anyway)
     verdict = judge(measures, y, p["alone"], p["onboarded"], "onboarded")
     facts = _facts(config, parts, own, task, weights, rounds)._replace(flaw=flaw or "", verdict=verdict.text)

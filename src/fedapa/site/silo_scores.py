@@ -13,10 +13,11 @@ import numpy as np
 
 from fedapa.analysis import statistics
 from fedapa.analysis.personalized_model import in_use, last_checkpoint, predictions
+from fedapa.analysis.result_sets import BESIDE_ALONE
 from fedapa.analysis.statistics import Floats, Interval
 from fedapa.config.experiment import assemble, read_config, single
 from fedapa.config.sections import Config
-from fedapa.core.scores import R2
+from fedapa.core.scores import CONCORDANCE, R2, fixed
 from fedapa.data.federated import ClientData
 from fedapa.data.schema import some
 from fedapa.site.alone import Alone, Choice, alone
@@ -211,15 +212,16 @@ def doubts(scored: Sequence[Scored], chosen: Sequence[Mapping[str, Any]] = (), t
 
 
 def _trained_by_heart(scored: Sequence[Scored]) -> Iterator[str]:
-    """Sites that are much better on their train rows when alone, by AUC or by R², mean over the splits."""
+    """Sites that are much better on their train rows when alone, by AUC, R² or concordance, mean over the splits."""
     found: dict[str, str] = {}
-    for site, name in product(dict.fromkeys(s.site for s in scored), (AUC.name, R2.name)):
+    for site, name in product(dict.fromkeys(s.site for s in scored), (AUC.name, R2.name, CONCORDANCE.name)):
         pairs = [(s.train.get(name), s.values.get(name)) for s in scored if s.site == site]
         known = [(train, test) for train, test in pairs if train is not None and test is not None]
         if known:
             train, test = (sum(side) / len(known) for side in zip(*known, strict=True))
             if train - test > BY_HEART:
-                found[site] = f"{name.upper()} {train:.2f} on its train rows and {test:.2f} on its test rows"
+                shown = AUC.title if name == AUC.name else name
+                found[site] = f"{shown} {train:.2f} on its train rows and {test:.2f} on its test rows"
     why = "trained too long, or too few rows? Try fewer rounds before you believe in a gain"
     if len(found) > LISTED:
         site, said = next(iter(found.items()))
@@ -349,7 +351,7 @@ def who_gains(
         if row["method"] not in ("local", TUNED, PLAIN, ALONE):
             gain = shown(first, row[f"{first.name} gain"], signed=True)
             counts = f"{row['gain']} sites gain, {row['lose']} lose, {row['unclear']} cannot be told"
-            yield f"{row['method']} beside the better of tuned Local and a plain model, {first.title}: {gain}; {counts}"
+            yield f"{row['method']}{BESIDE_ALONE}, {first.title}: {gain}; {counts}"
 
 
 def _flat(scored: Scored) -> dict[str, Any]:
@@ -368,7 +370,7 @@ def readable(interval: Interval | None, scale: float = 1.0, digits: int = 3, sig
     if interval is None or interval.mean != interval.mean:
         return "–"
     sign = "+z" if signed else "z"  # no -0.0
-    mean = f"{scale * interval.mean:{sign}.{digits}f}"
+    mean = fixed(scale * interval.mean, digits, sign)
     if interval.low is None or interval.high is None:
         return mean
-    return f"{mean} ({scale * interval.low:{sign}.{digits}f} to {scale * interval.high:{sign}.{digits}f})"
+    return f"{mean} ({fixed(scale * interval.low, digits, sign)} to {fixed(scale * interval.high, digits, sign)})"

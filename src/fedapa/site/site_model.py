@@ -3,7 +3,7 @@
 model.safetensors     the tensors of the model
 model.json            architecture, method, classes, threshold between two of them, and the digest of the tensors
 preprocessing.json    how a row becomes numbers
-MODEL_CARD.md         for people
+MODEL_CARD.md         for people; MODEL_CARD.html is the same in a browser
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fedapa.errors import InputError
 from fedapa.federation.kit import KIT
 from fedapa.methods.catalogue import make
 from fedapa.methods.method import Method
+from fedapa.site.card_page import card_page
 from fedapa.store.atomic_io import make_folder, write_atomically, write_json
 from fedapa.training.model import build_model
 from fedapa.training.objective import make_objective
@@ -40,6 +41,7 @@ from fedapa.training.task import Task
 
 FORMAT = "fedapa-site-model-1"
 TENSORS, ABOUT, PREPARATION, CARD = "model.safetensors", "model.json", "preprocessing.json", "MODEL_CARD.md"
+PAGE = "MODEL_CARD.html"
 WRITTEN = ("missing", "missing_values", "header", "encoding", "decimal", "thousands", "dates", "booleans")
 READING = (*WRITTEN, "image_column", "image_size", "label")
 Floats = npt.NDArray[np.float64]
@@ -121,7 +123,7 @@ def write_model(
     card: str,
     facts: Mapping[str, Any],
 ) -> Path:
-    """All four files; what is there already is replaced."""
+    """All files; what is there already is replaced."""
     make_folder(folder)
     kept = {name: leaf.contiguous().clone() for name, leaf in state.items()}
     save_file(kept, folder / TENSORS)
@@ -142,6 +144,7 @@ def write_model(
     reading = {key: value for key in READING if (value := getattr(sites, key)) is not None}
     write_json(folder / PREPARATION, {"schema": schemas.to_json(schema), "reading": _plain(reading)})
     write_atomically(folder / CARD, card.encode())
+    write_atomically(folder / PAGE, card_page(card).encode())
     return folder
 
 

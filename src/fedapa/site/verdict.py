@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapa.analysis.statistics import FEWEST_ROWS, Floats, Interval
+from fedapa.core.scores import fixed
 from fedapa.site.measures import Measure
 from fedapa.site.silo_scores import shown
 
@@ -36,8 +37,9 @@ def judge(
     measure, one, other = known[0]
     gain = paired(measure, y, alone, joined)
     use = JOINED if gain.mean > 0 else ALONE
-    scores = f"{measure.title} {measure.scale * one:.{measure.digits}f} {f'of the {rival}' if rival else 'alone'}, "
-    scores += f"{measure.scale * other:.{measure.digits}f} {what}, gain {shown(measure, gain, signed=True)}"
+    before, after = (fixed(measure.scale * value, measure.digits) for value in (one, other))
+    scores = f"{measure.title} {before} {f'of the {rival}' if rival else 'alone'}, "
+    scores += f"{after} {what}, gain {shown(measure, gain, signed=True)}"
     return Verdict(measure, gain, use, f"{_words(gain, what, rival or 'model trained alone')} ({scores})")
 
 

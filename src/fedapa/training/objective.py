@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedapa.core.hyper_parameters import check_settings, hyper
 from fedapa.core.ranking import auc, average_precision, brier
-from fedapa.core.scores import ACCURACY, AUC, AVERAGE_PRECISION, BRIER, LOSS, MAE, R2, RMSE, Score
+from fedapa.core.scores import ACCURACY, AUC, AVERAGE_PRECISION, BRIER, CONCORDANCE, LOSS, MAE, R2, RMSE, Score
+from fedapa.core.survival import concordance
 from fedapa.errors import InputError
 from fedapa.plugins import load_object
 
@@ -35,6 +36,7 @@ class Objective(ABC):
 
     scores: ClassVar[tuple[Score, ...]]  # the first is the primary one
     target: ClassVar[Target] = "number"  # what a label is: a class counted from 0, or a number
+    by_sample: ClassVar[bool] = True  # the loss of a sample depends on no other sample of its batch
 
     @property
     def primary(self) -> Score:
@@ -217,6 +219,33 @@ class Regression(Objective):
         return replace(self, mean=mean, std=std if std > 0 else 1.0)
 
 
+@dataclass(frozen=True)
+class Survival(Objective):
+    """Cox's partial likelihood: at every event, how much of the risk of all who could have had it was its own.
+
+    A label is a signed time: negative where nothing had happened until then (censored). The output is the log of the
+    relative risk. Breslow's rule for ties. The risk set is the batch, and a client's whole data where it is scored: no
+    client is compared with another one's rows, as in a model stratified by site.
+    """
+
+    scores = (CONCORDANCE, LOSS)
+    by_sample = False
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """0 where nothing happened."""
+        time, order = y.abs().sort(descending=True, stable=True)
+        risk, event = outputs[order, 0], y[order] > 0
+        ends = torch.searchsorted(-time, -time, right=True) - 1  # equal times are at risk together
+        top, least = risk.detach().max(), torch.finfo(risk.dtype).tiny  # torch's logcumsumexp has no second derivative
+        at_risk = (risk - top).exp().cumsum(0).clamp(min=least).log() + top
+        found = (at_risk[ends] - risk) * event
+        return torch.zeros_like(found).index_put((order,), found)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> Sums:
+        found = concordance(y.double().cpu().numpy(), outputs[:, 0].double().cpu().numpy())
+        return {"concordance": found, "loss": total_loss(self, outputs, y)}
+
+
 def _checked_weights(weights: Any) -> str | tuple[float, ...]:
     if weights in ("none", "balanced"):
         return str(weights)
@@ -235,7 +264,11 @@ def total_loss(objective: Objective, outputs: Tensor, y: Tensor) -> tuple[float,
     return min(float(objective.losses(outputs.double(), y).sum()), LARGEST), len(y)
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"classification": Classification, "regression": Regression}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "survival": Survival,
+}
 
 
 def make_objective(name: str = "classification", **settings: Any) -> Objective:

@@ -19,10 +19,13 @@ export function fill(node, ...children) {
 }
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-export const number = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "–");
+// Thousands have no decimals: nobody reads 35286.918.
+const fixed = (value, digits) =>
+  Math.abs(value) >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : value.toFixed(digits);
+export const number = (value, digits = 2) => (isNumber(value) ? fixed(value, digits) : "–");
 export const whole = (value) => (isNumber(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",") : "–");
 export const signed = (value, digits = 2) =>
-  isNumber(value) ? (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits) : "–";
+  isNumber(value) ? (value > 0 ? "+" : value < 0 ? "−" : "±") + fixed(Math.abs(value), digits) : "–";
 export const sureness = (p) => (!isNumber(p) ? "" : p < 0.001 ? "p < 0.001" : `p ${p.toFixed(3)}`);
 
 export function size(kib) {

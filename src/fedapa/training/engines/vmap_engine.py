@@ -180,7 +180,7 @@ def vectorise(group: Sequence[Work]) -> Sequence[Found]:
 def _fits(group: Sequence[Work]) -> bool:
     model = group[0].task.model
     sizes = (count_bytes(tree) for work in group for tree in _trees(work))
-    even = all(isinstance(work, Pass) or work.even for work in group)
+    even = all(isinstance(work, Pass) or (work.even and work.task.objective.by_sample) for work in group)
     return even and not (model.has_buffers or model.stochastic) and sum(sizes) <= STACK_LIMIT
 
 
