@@ -85,7 +85,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def _formula(found: re.Match[str]) -> str:
     tex = re.sub(r"\\tag\{(.*?)\}", r"\\qquad\\text{(\1)}", unescape(found[2])).replace("\\ ", r"\;")
-    return convert(tex, display="block" if found[1] == "div" else "inline")
+    shown = convert(tex, display="block" if found[1] == "div" else "inline")
+    # Bars of a norm would grow with the exponent behind them; a prime in an exponent would be raised twice.
+    shown = shown.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    return re.sub(r"<msup>(<mi>\w*</mi>)<mi>(&#x0203[23];)</mi></msup>", r"<mrow>\1<mo>\2</mo></mrow>", shown)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
