@@ -9,10 +9,12 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import click
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -49,7 +51,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def navigation(pages: list[str]) -> list[dict[str, Any]]:
     """Every page in the first section that names it, in the order of its patterns."""
-    left, found = sorted(pages), dict[str, list[str]]()
+    left, found = sorted(pages, key=lambda page: page.removesuffix(".md")), dict[str, list[str]]()
     for section, patterns in SECTIONS.items():
         for pattern in patterns:
             # In glob a star does not cross folders; here the same.
@@ -57,7 +59,8 @@ def navigation(pages: list[str]) -> list[dict[str, Any]]:
             found.setdefault(section, []).extend(taken)
             left = [page for page in left if page not in taken]
     assert not left, f"no section takes {left}"
-    return [{section: list[Any](found[section])} for section in ORDER if found[section]]
+    # A section that holds the home page alone would hide its headings.
+    return [{name: found[name][0] if name == "Home" else found[name]} for name in ORDER if found[name]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -73,6 +76,19 @@ def made() -> dict[str, str]:
         page = f"project/{name.lower()}"
         pages[page] = moved((ROOT / name).read_text(encoding="utf-8"), "", page)
     return {**pages, "reference/api.md": api(), "reference/cli.md": commands(), "reference/config.md": settings()}
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas become MathML, which browsers show without a script."""
+    return re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', _formula, html, flags=re.S)
+
+
+def _formula(found: re.Match[str]) -> str:
+    tex = re.sub(r"\\tag\{(.*?)\}", r"\\qquad\\text{(\1)}", unescape(found[2])).replace("\\ ", r"\;")
+    shown = convert(tex, display="block" if found[1] == "div" else "inline")
+    # Bars of a norm would grow with the exponent behind them; a prime in an exponent would be raised twice.
+    shown = shown.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    return re.sub(r"<msup>(<mi>\w*</mi>)<mi>(&#x0203[23];)</mi></msup>", r"<mrow>\1<mo>\2</mo></mrow>", shown)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -116,14 +132,48 @@ def _on_site(place: Path, page: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- reference
 
 
+# The names of `import fedapa as fa` by what a reader wants of them; methods and wrappers are found by their modules.
+NAMES = {
+    "Data, training, results": (
+        "load from_files from_arrays from_datasets Federated Fields Lazy fit Training Result Score open OpenedRun Sink"
+    ),
+    "Methods": "make",
+    "Wrappers": "",
+    "A method of your own": "Method hyper Role Claims Task Local Batch Tree proximal task_loss",
+    "Objectives": "Objective Classification Regression",
+    "Errors": "FedapaError InputError RunError",
+}
+OPENINGS = {
+    "Methods": "Hyper-parameters and their defaults; the page of a method has its rule, its messages and its paper.",
+    "Wrappers": "Each takes a method and gives a method: `fa.Quantised(fa.FedAPA())`, in a config `fedapa+quantised`.",
+}
+
+
 def api() -> str:
-    """Every public name, from its docstring."""
+    """Every public name, from its docstring, in the order in which a reader needs them."""
     import fedapa
 
+    groups = {title: names.split() for title, names in NAMES.items()}
+    for name in sorted({*fedapa.__all__} - {name for names in groups.values() for name in names}, key=str.lower):
+        wraps = fedapa._HOME[name].rpartition(".")[2] in ("wrappers", "robust")
+        groups["Wrappers" if wraps else "Methods"].append(name)
     lines = ["# Python", "", "Every name of `import fedapa as fa`, with its signature and docstring.", ""]
-    for name in fedapa.__all__:
-        lines += [f"::: {fedapa._HOME[name]}.{name}", ""]
+    for title, names in groups.items():
+        lines += [f"## {title}", "", *([OPENINGS[title], ""] if title in OPENINGS else [])]
+        for name in names:
+            lines += [f"::: {fedapa._HOME[name]}.{name}", *_of_method(name), ""]
     return "\n".join(lines)
+
+
+def _of_method(name: str) -> list[str]:
+    """A method's functions are those of every method: its settings are shown instead, and where its rule is."""
+    from fedapa.methods.catalogue import METHODS, method_class
+
+    pages = [page for page in METHODS if method_class(page).__name__ == name]
+    if not pages:
+        return []
+    linked = ", ".join(f"[{METHODS[page].title}](../methods/{page}.md)" for page in pages)
+    return ["    options: { members: false, show_bases: false }", "", f"As {linked}."]
 
 
 def commands() -> str:

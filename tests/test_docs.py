@@ -136,6 +136,13 @@ def test_commands_in_sentences_exist() -> None:
             assert {word for word in words if word.startswith("--")} <= known, f"{page.name}: fedapa {named}"
 
 
+def test_what_stands_in_a_list_is_indented_by_four() -> None:
+    """With less, the site takes it out of the list, though GitHub does not."""
+    for page in PAGES:
+        wrong = re.findall(r"^ {1,3}(?:[-*] |\d+\. |```).*$", page.read_text(encoding="utf-8"), re.M)
+        assert wrong == [], page.name
+
+
 def test_every_block_says_what_it_is() -> None:
     """Then the tests here know what to do with it; `text` is a drawing or a formula."""
     for page in PAGES:

@@ -66,12 +66,31 @@ def test_the_reference_has_every_command_key_and_name(site: Path) -> None:
     assert all(re.search(rf'id="fedapa\.[\w.]*\.{name}"', python) for name in fedapa.__all__)
 
 
+def test_methods_are_in_order_and_the_home_page_stands_alone() -> None:
+    told = load_maker("site_hook").navigation(["index.md", "methods/fedapa-exact.md", "methods/fedapa.md"])
+    assert told == [{"Home": "index.md"}, {"Methods": ["methods/fedapa.md", "methods/fedapa-exact.md"]}]
+
+
+def test_formulas_are_shown_without_a_script(site: Path) -> None:
+    page = (site / "theory.html").read_text(encoding="utf-8")
+    assert page.count("<math") > 100
+    text = re.sub(r"<(script|math).*?</\1>|<[^>]*>", "", page, flags=re.S)
+    assert "$" not in re.sub(r"^\$ ", "", text, flags=re.M)
+    assert "\\" not in text
+
+
+def test_the_home_page_has_the_name_of_the_site_once(site: Path) -> None:
+    assert "<title>fedapa</title>" in (site / "index.html").read_text(encoding="utf-8")
+
+
 def test_the_site_in_a_browser(site: Path, browser: Looker) -> None:
     for page, width, scheme in (
         ("index", 1280, "light"),
         ("results/table1", PHONE, "dark"),
         ("methods", 1920, "light"),
         ("methods/fedapa", 1280, "dark"),
+        ("theory", PHONE, "light"),
+        ("reference/api", PHONE, "dark"),
     ):
         with browser.look(address(site / f"{page}.html"), width, scheme) as tab:
             assert tab.evaluate(OVERFLOW) <= 0, page

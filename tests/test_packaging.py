@@ -10,12 +10,13 @@ import re
 import subprocess
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fedapa.errors import RunError
+from fedapa.errors import InputError, RunError
 from fedapa.store import file_lock
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,32 @@ for found in pkgutil.walk_packages(fedapa.__path__, "fedapa."):
 def test_nothing_of_unix_is_imported_at_import() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_UNIX], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# What cannot be used without an extra, and says so before it is imported.
+NEED_EXTRAS = ("transports.flower", "dashboard.access", "dashboard.server", "federation.keys", "federation.registry",
+               "federation.overview", "federation.run_federation")  # fmt: skip
+WITHOUT_EXTRAS = f"""
+import sys, pkgutil, importlib
+for name in ("flwr", "cryptography", "httpx", "grpc", "starlette", "uvicorn", "plotly", "onnx", "onnxscript", "optuna",
+             "pyarrow", "pandas", "tensorboard", "ray", "submitit", "torchvision"):
+    sys.modules[name] = None  # an import fails, as where nothing but fedapa is installed
+import fedapa
+for found in pkgutil.walk_packages(fedapa.__path__, "fedapa."):
+    if not any(part in found.name for part in (".native._", "__main__", *{NEED_EXTRAS!r})):
+        importlib.import_module(found.name)
+"""
+
+
+def test_extras_are_not_needed_to_import_what_works_without_them() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_shows_the_hint_of_an_error() -> None:
+    with pytest.raises(InputError) as caught:
+        raise InputError("wrong", "do this")
+    assert "".join(traceback.format_exception(caught.value)).endswith("wrong\nhint: do this\n")
 
 
 def test_windows_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

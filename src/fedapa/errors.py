@@ -12,6 +12,8 @@ class FedapaError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # where Python shows a traceback
 
 
 class InputError(FedapaError, ValueError):

@@ -106,6 +106,8 @@ def test_one_allocation_says_why_it_has_no_test(fedapa: Call, tmp_path: Path) ->
         make_run(tmp_path / "out" / label, label, [[right] * 20])
     shown = fedapa("compare", "out").out
     assert "20/0/0" in shown
+    assert "0/20/0" not in shown  # Local beside Local
+    assert re.search(r"local .*│ – +│ – +│", shown)
     assert "vs local, no interval and no p: 1 allocation, 3 are needed." in shown
     assert "Highest: fedapa with 60.00 %. Not tested: 1 allocation, 3 are needed." in shown
     assert "(p " not in shown

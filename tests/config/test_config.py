@@ -172,6 +172,16 @@ def test_later_changes_win(tmp_path: Path) -> None:
     assert load(str(tmp_path / "c.toml"), ["run.rounds=1", "run.rounds=2"]).run.rounds == 2
 
 
+def test_another_partition_rule_brings_its_own_parameters() -> None:
+    """The demo is dealt by Dirichlet shares, with an alpha that other rules lack; minima are common to both."""
+    data = load("demo", ["data.partition=iid"]).data
+    assert (data.partition, data.alpha, data.min_train) == ("iid", None, 15)
+    data = load("demo", ["data.partition=pathological", "data.classes_per_client=5"]).data
+    assert data.rule_parameters() == {"classes_per_client": 5, "min_train": 15, "min_test": 3}
+    assert load("demo", ["data.partition=iid", "data.alpha=0.3"]).data.alpha == 0.3  # the user's own mistake stays
+    assert load("demo", ["data.partition=dirichlet"]).data.alpha == 0.5
+
+
 # ----------------------------------------------------------------------------------------------- presets and dumps
 
 

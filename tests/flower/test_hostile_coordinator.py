@@ -285,7 +285,7 @@ def test_no_module_is_taken_from_the_working_folder(tmp_path: Path) -> None:
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
         assert not list(tmp_path.glob("* ran")), (command, done.stderr[-300:])
-    careless = [sys.executable, "-c", f"import {', '.join(planted)}"]
+    careless = [sys.executable, "-S", "-c", f"import {', '.join(planted)}"]  # coverage would have imported one before
     subprocess.run(careless, cwd=tmp_path, check=False, timeout=120)
     assert len(list(tmp_path.glob("* ran"))) == len(planted)  # what was planted does run where it is found
 

@@ -26,6 +26,8 @@ INTRO = """# Parity with the released FedAPA code and with PFLlib
 Whether our methods compute what the authors' own code and PFLlib compute, step by step from the same start, and where
 and why they differ.
 
+**{verdict}**
+
 Made by `make parity AUTHORS=dir PFLLIB=dir`, which drives both codes in lockstep with ours: float64, the same start,
 the same batches, everything else by their own lines. What is left is the rules. Distances are relative, |theirs - ours|
 / |ours|, the largest over clients (and, for the released code, over rounds). Below {limit:g} counts as equal; two codes
@@ -131,9 +133,11 @@ def page(rows: Sequence[Row], authors: Path, pfllib_folder: Path, samples: str) 
         "torch": torch.__version__,
         "clients": rows[0].clients,
         "samples": samples,
+        "verdict": verdict(rows),
     }
     intro = INTRO.format(limit=EQUAL, authors=AUTHORS, pfllib=PFLLIB, batch=BATCH, **facts)
-    return "\n".join([intro, HEAD, *map(line, rows), "", verdict(rows) + "\n"])
+    folded = '<details markdown="1">\n<summary>Every comparison</summary>\n'
+    return "\n".join([intro, folded, HEAD, *map(line, rows), "", "</details>\n"])
 
 
 def verdict(rows: Sequence[Row]) -> str:

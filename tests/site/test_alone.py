@@ -1,6 +1,7 @@
 """What a site can do alone, and gains that are told against it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def test_silo_tells_gains_against_the_better_of_both(fedapa: Call, tmp_path: Pat
     answer = fedapa("silo", "run", "silo.toml", "--out", "o", "--seeds", "1", "--deliver-anyway")
     assert answer.code == 0, answer.err
     assert "vs alone" in answer.out
+    assert re.search(r"^│ alone .* – +│$", answer.out, re.M)  # nobody gains over itself
     assert "fedapa beside the better of tuned Local and a plain model, accuracy %: -" in answer.out
     assert "held-out rows ask for more training" in answer.out
     found = json.loads((tmp_path / "o" / "silo.json").read_text())

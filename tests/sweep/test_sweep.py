@@ -103,7 +103,8 @@ def test_ctrl_c_says_how_to_go_on(grid: Path, tmp_path: Path) -> None:
         os.killpg(one.pid, signal.SIGINT)
         _, err = one.communicate(timeout=60)
     assert one.returncode == 3
-    assert err.splitlines() == ["error: interrupted", f"hint: `fedapa resume {out}` goes on"]
+    said = [line for line in err.splitlines() if not line.startswith("[")]  # progress, on a slow machine
+    assert said == ["error: interrupted", f"hint: `fedapa resume {out}` goes on"]
 
 
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(

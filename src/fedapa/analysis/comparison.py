@@ -122,7 +122,10 @@ def _gain(mine: Sequence[RunResult], runs: Sequence[RunResult], rival: str) -> t
     """The gain over the rival, mean over clients and then over allocations; its interval and test are over the latter.
 
     How many clients gain, stay equal and lose is told, not tested. Where there is no gain or no test, a note says why.
+    Nobody gains over itself.
     """
+    if mine[0].label == rival:
+        return None, ""
     found = [pair for pair in pairs(mine, runs, rival) if (pair[0].honest & pair[1].honest).any()]
     if not found:
         has_rival = any(opponent(run, runs, rival) for run in mine)

@@ -248,7 +248,7 @@ def summary(folder: Path) -> str:
 
 def _line(row: MethodRow) -> str:
     spread = "" if row.headline.sd is None else f" ± {row.score.number(row.headline.sd)}"
-    gain = "" if row.gain is None or row.method == "local" else _gained(row)
+    gain = "" if row.gain is None else _gained(row)
     rounds = f"{row.round} rounds, {row.allocations} allocation{'s' if row.allocations > 1 else ''}"
     what = row.score.unit or row.score.name
     return (

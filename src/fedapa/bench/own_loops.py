@@ -43,7 +43,7 @@ def own_loops(how: How) -> list[Row]:
 
 
 def workloads(how: How) -> list[Workload]:
-    images = image_data.equal("cifar10", how.pick(CLIENTS, 2), how.pick(32, 24), how.pick(10, 4))
+    images = image_data.equal("cifar10", how.pick(CLIENTS, 2), how.pick(32, 24), 10)
     ids = tokens(how.pick(CLIENTS, 2), how.pick(256, 16))
     cosine = Training(
         lr=0.05, epochs=1, batch=how.pick(16, 12), momentum=0.9, lr_schedule="cosine", augment="flip+crop"

@@ -341,7 +341,7 @@ def _sure(p: float | None) -> str:
 
 def _doubts(rows: Sequence[MethodRow], rival: str) -> str:
     """Why gains have no p, each reason once."""
-    notes = dict.fromkeys(row.gain_note for row in rows if row.gain_note and row.method != rival)
+    notes = dict.fromkeys(row.gain_note for row in rows if row.gain_note)
     return f"vs {rival}, no interval and no p: {'; '.join(notes)}." if notes else ""
 
 

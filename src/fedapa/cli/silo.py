@@ -10,6 +10,7 @@ import click
 from fedapa.cli import ui
 
 MOST_SITES = 12  # whose rows are printed one by one
+NONE = "–"
 
 
 @click.group(short_help="Simulate a federation of your own sites on one machine")
@@ -129,7 +130,7 @@ def _readable(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str,
 
 
 def _overall(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str, Any]:
-    counts = "/".join(str(row[key]) for key in ("gain", "lose", "unclear"))
+    counts = NONE if row["method"] == rival else "/".join(str(row[key]) for key in ("gain", "lose", "unclear"))
     return {"method": row["method"], **_numbers(row, measures, rival), "sites gain/lose/unclear": counts}
 
 
@@ -141,5 +142,6 @@ def _numbers(row: dict[str, Any], measures: list[Any], rival: str) -> dict[str, 
         found[measure.title] = shown(measure, row[measure.name])
         if k < 2:
             gain = f"vs {rival}" if k == 0 else f"{measure.title} vs {rival}"
-            found[gain] = shown(measure, row[f"{measure.name} gain"], signed=True)
+            is_rival = row["method"] == rival  # nobody gains over itself
+            found[gain] = NONE if is_rival else shown(measure, row[f"{measure.name} gain"], signed=True)
     return found

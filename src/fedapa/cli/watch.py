@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -60,11 +61,11 @@ def command(
     app = server.make_app(folder, host, token, coordinator=coordinator, checks_user=token is None)
     listener = _listen(host, port)
     address = _address(host, listener.getsockname()[1], token)
-    click.echo(f"watching {folder} at {address}")
-    ui.say("Ctrl-C ends it")
-    if show:
-        click.launch(address)
-    with listener:
+    with listener, suppress(KeyboardInterrupt):  # also before the server listens to Ctrl-C
+        click.echo(f"watching {folder} at {address}")
+        ui.say("Ctrl-C ends it")
+        if show:
+            click.launch(address)
         server.Server(app).run(sockets=[listener])
 
 

@@ -68,7 +68,25 @@ def apply(raw: dict[str, Any], changes: Iterable[str | Change]) -> dict[Path_, s
         said, path, value = parse_change(change) if isinstance(change, str) else change
         _assign(raw, path, value, said)
         origin[path] = said
+    if ("data", "partition") in origin:
+        _drop_old_rule(raw["data"], origin)
     return origin
+
+
+def _drop_old_rule(data: dict[str, Any], origin: Mapping[Path_, str]) -> None:
+    """Another partition rule takes the place of the config's, with its parameters: those that it lacks are left out.
+
+    What the command line gives stays, right or wrong.
+    """
+    from fedapa.data.partitions.rules import RULES
+
+    if (rule := RULES.get(str(data["partition"]).replace("_", "-"))) is None:
+        return
+    known = {parameter.name for parameter in rule.parameters}
+    others = {parameter.name for other in RULES.values() for parameter in other.parameters} - known
+    for key in others & data.keys():
+        if ("data", key) not in origin:
+            del data[key]
 
 
 def check(

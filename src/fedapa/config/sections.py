@@ -95,9 +95,13 @@ class RunConfig(Section):
 
 class Config(Section):
     methods: Annotated[list[str], AfterValidator(distinct)] = Field(
-        default_factory=lambda: ["local", "fedavg", "fedapa"], min_length=1
+        default_factory=lambda: ["local", "fedavg", "fedapa"],
+        min_length=1,
+        description="see `fedapa ls methods`, your own as file.py:Class, or the NAME of a [method.NAME] below",
     )
-    seeds: Annotated[list[Seed], AfterValidator(distinct)] = Field(default_factory=lambda: [0], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(distinct)] = Field(
+        default_factory=lambda: [0], min_length=1, description="one run per method and seed"
+    )
     data: DataConfig = DataConfig()
     sites: Sites | None = None
     layout: Layout | None = None
@@ -107,6 +111,10 @@ class Config(Section):
     run: RunConfig = RunConfig()
     federation: SitePolicy = SitePolicy()
     attack: AttackSettings | None = None
-    # [method.NAME]: hyper-parameters; with `base` NAME is the user's own name for a variant of another method.
-    # [method.NAME.training]: keys of [training] that have another value in the runs of this method.
-    method: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    method: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description=(
+            "[method.NAME]: hyper-parameters of a method; with `base` NAME is your own name for a variant of another. "
+            "[method.NAME.training]: keys of [training] that have another value in its runs"
+        ),
+    )

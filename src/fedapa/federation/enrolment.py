@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from fedapa.errors import InputError, RunError
 from fedapa.federation import messages
 from fedapa.federation.messages import Description, Incoming, Outgoing, Question, Terms, Unsound
-from fedapa.federation.registry import Enrolled
 from fedapa.federation.remote_transport import Session, SessionLost
 from fedapa.rounds.membership import Newcomer
 from fedapa.store.checkpoint import write_json
+
+if TYPE_CHECKING:
+    from fedapa.federation.registry import Enrolled  # which needs the extra for its keys
 
 AGREED = "federation.json"
 NEVER = -1
@@ -27,7 +30,7 @@ MOST, MOST_CLASSES = 2**40, 100_000  # samples and classes that a site may say i
 LARGEST_TARGET = 1e100  # a sum whose square is still a number
 FEWEST = 3  # sites among which one can be called too large
 PATIENCE = 60.0  # seconds after which a question without an answer is asked again
-Members = Callable[[], Sequence[Enrolled]]  # of the federation, now
+Members: TypeAlias = "Callable[[], Sequence[Enrolled]]"  # of the federation, now
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedapa.analysis import standings
 from fedapa.analysis.method_rows import Gain, MethodRow
-from fedapa.analysis.pairing import LOCAL
 from fedapa.analysis.run_reader import Gathered, Run, Scenario, gather, label_counts, title_of
 from fedapa.analysis.statistics import FEWEST
 from fedapa.core.scores import Score
@@ -152,7 +151,7 @@ class Section:
     @property
     def gain_notes(self) -> list[str]:
         """Why gains have no interval and no p, each reason once."""
-        notes = dict.fromkeys(row["note"] for row in self.gains if row["note"] and row["label"] != LOCAL)
+        notes = dict.fromkeys(row["note"] for row in self.gains if row["note"])
         return [f"No interval and no p: {note}" for note in notes]
 
     @property
@@ -309,7 +308,7 @@ def _tiles(
         (first_of(score), title_of(best.method), shown),
         (title_of(label), score.text(row.headline.last), place),
     ]
-    if (gain := row.gain) is not None and label != "local":
+    if (gain := row.gain) is not None:
         better, equal, worse = gain.clients
         counts = f"{better} clients gain, {equal} equal, {worse} lose"
         if better + equal + worse > len(scenario.first.clients):
@@ -408,8 +407,7 @@ def _with_spread(row: MethodRow, phase: str) -> str:
 
 def _gain_row(row: MethodRow) -> dict[str, Any]:
     served = {"worst": row.score.number(row.worst_client), "tenth": row.score.number(row.worst_tenth)}
-    gain = None if row.method == LOCAL else row.gain  # nobody gains over itself
-    return {**_name(row), **_gained(gain, row.score), "note": row.gain_note, **served}
+    return {**_name(row), **_gained(row.gain, row.score), "note": row.gain_note, **served}
 
 
 def _gained(gain: Gain | None, score: Score) -> dict[str, Any]:

@@ -115,7 +115,7 @@ function bestTiles(scenario) {
   const level = scenario.methods.filter((row) => row.round === furthest); // methods at an earlier round are not compared
   const best = level.find((row) => row.standing === "best") ?? [...level].sort(better)[0];
   const { score } = scenario;
-  const gain = level.filter((row) => row.method !== "local" && row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
+  const gain = level.filter((row) => row.gain_points != null && row.gain_round === furthest).sort((a, b) => b.gain_points - a.gain_points)[0];
   return [
     tile(valued(score, last(best)), `${best.title}: ${first(score)}${score.unit === "%" ? "" : ` ${score.name}`} in round ${furthest}`, `${best.evaluated} local training`),
     gain ? tile(signed(gain.gain_points, score.digits), `${points(score)}: ${gain.title} over Local`, `${gain.gain[0]} clients gain, ${gain.gain[2]} lose; ${sureness(gain.gain_p_adjusted) || gain.gain_note}`) : null,
@@ -134,14 +134,12 @@ function methodTable(rows, sort, onsort) {
     { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
     { key: "worst_client", head: `worst client ${unit(score)}`, show: (r) => number(r.worst_client, score.is_share ? 1 : score.digits) },
     { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
-    { key: "gain_points", head: "over Local", by: (r) => gained(r, "local", "gain_points"), show: (r) => gained(r, "local", "gain_points") == null ? "–" : h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points, score.digits), atRound(r)) },
-    { key: "gain", head: "gain / equal / lose", by: (r) => gained(r, "local", "gain")?.[0], show: (r) => gained(r, "local", "gain")?.join(" / ") },
+    { key: "gain_points", head: "over Local", show: (r) => r.gain_points == null ? "–" : h("span", { class: tone(r.gain_points), title: sureness(r.gain_p_adjusted) || r.gain_note }, signed(r.gain_points, score.digits), atRound(r)) },
+    { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
     { key: "kib", head: "per visit", show: (r) => size(r.kib) },
   ], rows, { sort, onsort, caption: "Methods of this scenario, last round" });
 }
 
-// Nobody gains over itself.
-const gained = (row, rival, key) => (row.method === rival ? null : row[key]);
 const standing = (row) => ({ best: `the ${first(row.score)}`, behind: `${number(row.behind, row.score.digits)} behind` })[row.standing] ?? row.standing;
 const atRound = (row) => (row.gain_round == null || row.rounds.endsWith(`/${row.gain_round}`) ? "" : ` (round ${row.gain_round})`);
 
@@ -518,9 +516,9 @@ export function compare(root) {
         { key: "best", head: `best ${unit(score)}`, show: (r) => number(r[`${r.evaluated}_best`], score.digits), by: (r) => r[`${r.evaluated}_best`] },
         { key: "worst_tenth", head: `worst tenth ${unit(score)}`, show: (r) => number(r.worst_tenth, score.is_share ? 1 : score.digits) },
         { key: "behind", head: `beside the ${first(score)}`, text: true, show: standing },
-        { key: "gain_points", head: `over ${named(against)}`, by: (r) => gained(r, against, "gain_points"), show: (r) => gained(r, against, "gain_points") == null ? "–" : h("span", { class: tone(r.gain_points) }, signed(r.gain_points, score.digits), atRound(r)) },
+        { key: "gain_points", head: `over ${named(against)}`, by: (r) => r.gain_points, show: (r) => r.gain_points == null ? "–" : h("span", { class: tone(r.gain_points) }, signed(r.gain_points, score.digits), atRound(r)) },
         { key: "gain_low", head: "95 % interval", show: (r) => (r.gain_low == null ? "–" : `${signed(r.gain_low, score.digits)} – ${signed(r.gain_high, score.digits)}`) },
-        { key: "gain", head: "gain / equal / lose", by: (r) => gained(r, against, "gain")?.[0], show: (r) => gained(r, against, "gain")?.join(" / ") },
+        { key: "gain", head: "gain / equal / lose", by: (r) => r.gain?.[0], show: (r) => r.gain?.join(" / ") },
         { key: "gain_p_adjusted", head: "paired t, Holm", show: (r) => sureness(r.gain_p_adjusted) || (r.gain_note ? h("span", { class: "quiet" }, r.gain_note) : "–") },
         { key: "seconds", head: "time", show: (r) => duration(r.seconds) },
       ], view.rows, { sort: query.get("sort") ?? (score.better === "lower" ? "last" : "-last"), onsort: (sort) => adjust({ sort }), caption: "Statistics of the chosen runs" }),
