@@ -84,7 +84,8 @@ def test_what_a_killed_coordinator_left_in_the_superlink_is_dropped(federation):
             return sum(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
 
     run = federation.folder / "killed" / "fedavg-seed0"
-    process = federation.run("killed", "--method", "fedavg", "--set", "run.rounds=50")
+    sets = ("run.rounds=50", "data.clients=5", "federation.min_sites=2")  # whoever is there by now
+    process = federation.run("killed", "--method", "fedavg", *(word for change in sets for word in ("--set", change)))
     wait_for_round(run, 1)
     wait(lambda: left() > 0, pause=0.05)
     kill(process.pid)
