@@ -255,6 +255,8 @@ def test_a_dry_run_as_csv(grid: Path, tmp_path: Path, fedapa: Call) -> None:
     head, line = fedapa("sweep", grid, *words).out.splitlines()
     assert head == "run,state,minutes"
     assert line.startswith("few/fedapa-seed0,planned,")
+    nothing = fedapa("sweep", grid, "--out", tmp_path / "out", "--only", "nothing", "--dry-run", "--format", "csv")
+    assert (nothing.code, nothing.out) == (0, "")
 
 
 def test_a_part_of_the_data_counts_as_a_part(grid: Path) -> None:

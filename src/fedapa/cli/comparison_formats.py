@@ -14,7 +14,9 @@ SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}"
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """One line per row, with the columns of the first."""
+    """One line per row, with the columns of the first; nothing where there are no rows."""
+    if not rows:
+        return ""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
