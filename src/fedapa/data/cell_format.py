@@ -140,9 +140,9 @@ def has_points_between_thousands(texts: Iterable[str]) -> bool:
 
 def unit_of(texts: Sequence[str], fewest: int = FEWEST_MEASURED) -> str:
     """The unit behind all numbers of a column, as in '0.5 mg'; empty where there is none, or few numbers."""
-    found = {parts["unit"] for text in texts if (parts := WITH_UNIT.fullmatch(text)) is not None}
-    same = len(found) == 1 and all(WITH_UNIT.fullmatch(text) for text in texts)
-    return found.pop() if same and len(set(texts)) >= fewest else ""
+    found = {parts and parts["unit"] for parts in map(WITH_UNIT.fullmatch, texts)}
+    unit = found.pop() if len(found) == 1 else None
+    return unit if unit and len(set(texts)) >= fewest else ""
 
 
 def is_boolean(texts: Iterable[str]) -> bool:
