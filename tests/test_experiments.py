@@ -142,6 +142,32 @@ def test_which_self_weight_is_best_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     assert page._self_weight(FOLDER / "table4.toml") == "Table 4 is not complete yet."
 
 
+def test_a_running_mean_is_held_against_the_trained_model_by_hand() -> None:
+    page, runs = load_maker("make_results"), []
+    for seed, (trained, mean) in enumerate([(80, 82), (81, 84), (83, 85)]):
+        arrives = made_up("s", "fedavg", 40).before
+        runs.append(
+            made_up("s", "fedavg", trained, seed=seed, evaluated="before", before=arrives, partition=f"p{seed}")
+        )
+        runs.append(made_up("s", "fedavg+ema", mean, seed=seed, partition=f"p{seed}"))
+    runs.append(made_up("s", "fedavg+ema", 10, seed=3, partition="p3"))  # nothing to hold it against
+    answer = page._answers(page.QUESTIONS["running mean, common recipe"], ["fedavg", "local"], runs)
+    assert answer.keys() == {"fedavg"}
+    assert answer["fedavg"].points == pytest.approx(7 / 3)
+    assert answer["fedavg"].p == pytest.approx(0.0198, abs=1e-4)  # t = 7 on 2 degrees of freedom
+    told, empty = page._told_recipes(["fedavg"], runs)
+    assert empty == ""
+    assert told.startswith("- Running mean, common recipe: 1 of 1 methods rise, by +2.33 points on average")
+    assert told.endswith("told from chance: fedavg +2.33.")
+
+
+def test_the_authors_recipe_of_fedapa_is_the_reference() -> None:
+    page = load_maker("make_results")
+    assert page._variant("fedapa", "@authors+ema") == "fedapa-reference+ema"
+    assert page._variant("fedapa", "+ema") == "fedapa+ema"
+    assert page._variant("fedper", "@authors") == "fedper@authors"
+
+
 def test_a_variant_that_always_failed_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = {
         "scenario": "cifar10-dirichlet-20",

@@ -26,7 +26,7 @@ Pieces = Sequence[tuple[slice, int]]  # ranges of columns, and the block that ea
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 UNMEASURED = -1
-MANY, BLOCK = 128, 256  # new rows: of more that are all there are, each distance is computed once, in blocks
+MANY, BLOCK = 128, 128  # new rows: of more that are all there are, each distance is computed once, in blocks
 LITTLE = 1e8  # operations, below which other threads are not worth waking
 SLICE, NARROW, WIDE = 2**19, 2_048, 16_384  # numbers in a slice of Theta, and its least and most columns: measured
 
