@@ -59,7 +59,7 @@ tools: # Debian's nginx and ip, for the tests of a federation, where they are mi
 	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 
 test-federation: $(READY) tools ## real processes: parity, kills, a pulled cable, a full disk, the reverse proxy; ten thousand bad uploads
-	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 4 --dist loadfile --no-loadscope-reorder tests/flower --durations=20
+	FEDAPA_FEDERATION=1 FEDAPA_FUZZ=all $(BIN)/pytest -m federation -n 4 --dist loadgroup --no-loadscope-reorder tests/flower --durations=20
 
 test-container: $(READY) ## the steps of deploy/Containerfile in a clean environment: build a wheel, look into it, start it
 	FEDAPA_CONTAINER=1 $(BIN)/pytest -n0 tests/test_container.py

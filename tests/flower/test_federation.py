@@ -43,19 +43,6 @@ def federation(tmp_path_factory):
         made.close()
 
 
-def test_five_methods_have_the_bits_of_one_process(federation):
-    process = federation.run("same", "--method", "fedapa,fedavg,fedpac,pfedhn,apple")
-    assert process.wait(1500) == 0
-    runs = sorted((federation.folder / "same").iterdir())
-    assert len(runs) == 5
-    for run in runs:
-        assert_same(federation, run)
-        assert events(run) == []
-    shown = federation.status("same")
-    assert [row["status"] for row in shown["runs"]] == ["finished"] * 5
-    assert all(row["MB"] > 0 and row["after"] > 50 and row["round"] == 5 for row in shown["runs"])
-
-
 def test_a_method_in_a_file_has_the_bits_of_a_run_in_one_process(federation):
     """By the command line alone: the coordinator's file, a copy of it at every site, TLS."""
     words = ("--method", "mine.py:HalfWay", "--set", "run.rounds=3")
