@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fleet import NAMES, Direct, config_text, grid, make_sites, over_grid, terms_of
@@ -20,6 +22,8 @@ from fedapa.federation.enrolment import Agreement
 from fedapa.federation.registry import Enrolled
 from fedapa.federation.run_federation import make_agreement
 from fedapa.federation.site_agent import read_config
+from fedapa.methods.catalogue import make
+from fedapa.methods.wrappers import decoded
 from fedapa.rounds.upload_limits import Limits, change_between
 from fedapa.simulation import Result
 from fedapa.transports.flower.serialization import pack, unpack
@@ -133,6 +137,63 @@ def test_coded_uploads_are_held_to_the_bounds_of_a_round(tmp_path: Path) -> None
     result = over_grid(grid(Loud(make_sites(tmp_path)), terms), terms, limits=Limits(ratio=10.0))
     assert refused(result) == {0}
     assert "more than 10 times" in result.logs[0].events[0].text
+
+
+class Recoded(Direct):
+    """Amber changes what describes its coded tensors, and nothing else."""
+
+    def __init__(self, sites: list[Path], ending: str, value: torch.Tensor) -> None:
+        super().__init__(sites)
+        self.ending, self.value = ending, value
+
+    def answer(self, message: Message) -> Message | None:
+        reply = super().answer(message)
+        if message.metadata.dst_node_id == 100 and reply is not None and reply.content["answer"]["trained"]:
+            up = unpack(reply.content["up"])
+            assert any(name.endswith(self.ending) for name in up)
+            changed = {k: self.value.to(leaf.dtype) if k.endswith(self.ending) else leaf for k, leaf in up.items()}
+            reply.content["up"] = pack(changed)
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("method", "ending", "value", "said"),
+    [
+        ("fedproto+quantised", ".shape", [3, 3], "sums.shape is [3, 3], expected [10, 64]"),
+        ("fedproto+top", ".shape", [2**40, 64], "sums.shape is [1099511627776, 64], expected [10, 64]"),
+        ("fedproto+top", ".shape", [-1, 5], "sums.shape is [-1, 5], expected [10, 64]"),
+        ("fedavg+quantised", ".range", [-3e38, 3e38], "has norm"),  # both finite, their difference is not
+    ],
+)
+def test_no_coded_upload_ends_the_run_of_all(
+    method: str, ending: str, value: list[float], said: str, tmp_path: Path
+) -> None:
+    terms = terms_of(config_text(method, rounds=2, participation=(1.0, 1.0)))
+    bad = Recoded(make_sites(tmp_path), ending, torch.tensor(value))
+    result = over_grid(grid(bad, terms), terms, limits=Limits(ratio=10.0))
+    assert refused(result) == {0}
+    assert all(said in event.text for log in result.logs for event in log.events)
+    assert [sorted(log.trained) for log in result.logs] == [[1, 2, 3]] * 2
+
+
+def test_counts_of_many_classes_are_held_to_what_was_declared() -> None:
+    """Counts are never coded, and coded tensors have the bounds of plain ones: sums those of a site's rows."""
+    method, task = make("fedproto+quantised"), SimpleNamespace(sizes=torch.tensor([50.0]))
+    down = {"prototypes": torch.zeros(20, 16)}
+    counts = torch.zeros(20).index_fill(0, torch.tensor([0]), 50.0)
+    up = {"sums": torch.full((20, 16), 30.0), "counts": counts}
+    honest = method.encode(task, down, up, SimpleNamespace(random=lambda: np.random.default_rng(0)))
+    assert torch.equal(honest["counts"], counts)
+    assert "sums.codes" in honest
+    limits = Limits(classes=[frozenset({0})])
+
+    def excess(up: Tree) -> str | None:
+        return limits.find_excess(task, 0, decoded(method, down, up), down, method.roles)
+
+    assert excess(honest) is None
+    assert excess({**honest, "counts": counts * 2}) == "counts is 100, it declared 50 samples"
+    other = counts.roll(3)
+    assert excess({**honest, "counts": other}) == "it counts samples of class 3, which it did not declare"
 
 
 def opposed(cosine: float, *rows: list[float]) -> dict[int, str]:

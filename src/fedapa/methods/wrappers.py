@@ -44,6 +44,7 @@ from fedapa.training.task import CPU, Task
 
 MEAN, VISITS = "mean/", "mean_visits"  # of +ema, in a client's state
 SMALL = 16  # tensors of fewer numbers travel as they are: coding them would save nothing
+SHAPE = ".shape"  # what the name of a coded tensor's shape ends with
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Quantised(Wrapped):
             codes = (place + shift).floor().clamp(0, levels).to(torch.int32)
             return {f"{name}.codes": pack(codes, self.bits), f"{name}.range": torch.stack([low, high])}
 
-        return _each_coded(down, up, code)
+        return _each_coded(self.roles, down, up, code)
 
     def decode(self, down: Tree, up: Tree) -> Tree:
         plain = _uncoded(up)
@@ -190,7 +191,7 @@ class Top(Wrapped):
             local.memory = {**local.memory, kept: left}
             return {f"{name}.places": places.to(torch.int32), f"{name}.values": change[places]}
 
-        return _each_coded(down, up, code)
+        return _each_coded(self.roles, down, up, code)
 
     def decode(self, down: Tree, up: Tree) -> Tree:
         plain = _uncoded(up)
@@ -358,11 +359,12 @@ def _is_coded(leaf: Tensor) -> bool:
     return leaf.is_floating_point() and leaf.numel() >= SMALL
 
 
-def _each_coded(down: Tree, up: Tree, code: Callable[[str, Tensor], Tree]) -> Tree:
-    """What is large enough goes as ``code`` makes it of its change; the rest goes as it is."""
+def _each_coded(roles: Roles, down: Tree, up: Tree, code: Callable[[str, Tensor], Tree]) -> Tree:
+    """What is large enough goes as ``code`` makes it of its change; the rest goes as it is, and so do counts: a number
+    of samples that is no whole number any more would be refused."""
     coded: Tree = {}
     for name, leaf in up.items():
-        if _is_coded(leaf):
+        if _is_coded(leaf) and roles.get(name) not in COUNTS:
             coded |= code(name, change_of(down, name, leaf)) | _shape(down, name, leaf)
         else:
             coded[name] = leaf
@@ -402,11 +404,27 @@ def restored(down: Tree, name: str, change: Tensor, shape: torch.Size) -> Tensor
 
 def _shape(down: Tree, name: str, leaf: Tensor) -> Tree:
     """The shape travels where the server cannot know it from what it sent."""
-    return {} if has_reference(down, name, leaf) else {f"{name}.shape": torch.tensor(leaf.shape)}
+    return {} if has_reference(down, name, leaf) else {f"{name}{SHAPE}": torch.tensor(leaf.shape)}
 
 
 def _shape_of(down: Tree, up: Tree, name: str) -> torch.Size:
-    return torch.Size(up[f"{name}.shape"].tolist()) if f"{name}.shape" in up else down[name].shape
+    return torch.Size(up[f"{name}{SHAPE}"].tolist()) if f"{name}{SHAPE}" in up else down[name].shape
+
+
+def find_false_shape(up: Tree, wanted: Tree) -> str | None:
+    """Why the shapes that travel with coded tensors are not those of the expected upload; None if they are."""
+    for name, want in wanted.items():
+        if name.endswith(SHAPE) and not torch.equal(up[name], want):
+            return f"{name} is {up[name].tolist()}, expected {want.tolist()}"
+    return None
+
+
+def decoded(method: Method, down: Tree, up: Tree) -> Tree:
+    """An upload as the method inside all wrappers sees it."""
+    while isinstance(method, Wrapped):
+        up = method.decode(down, up)
+        method = method.inner
+    return up
 
 
 def _coded(up: Tree, ending: str) -> list[str]:

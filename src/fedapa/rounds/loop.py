@@ -13,7 +13,7 @@ from fedapa.core.summaries import UNKNOWN, Sums
 from fedapa.core.tree import Tree, count_bytes, find_fault, is_finite
 from fedapa.errors import InputError, RunError
 from fedapa.methods.method import Method
-from fedapa.methods.wrappers import Wrapped
+from fedapa.methods.wrappers import decoded, find_false_shape
 from fedapa.rounds.evaluation import nothing
 from fedapa.rounds.expected_uploads import Expected
 from fedapa.rounds.membership import Membership, Newcomer
@@ -248,31 +248,25 @@ def _without_extremes(
     """Those whose updates are not far larger than the others' of the round, and do not point away from them."""
     if (limits := context.expected.limits) is None:
         return sound
-    far = limits.find_extremes({i: change_between(_plain(context, i, sent, replies), sent.to(i)) for i in sound})
+    plain = {i: decoded(context.method, sent.to(i), replies[i].up or {}) for i in sound}
+    far = limits.find_extremes({i: change_between(plain[i], sent.to(i)) for i in sound})
     near = [i for i in sound if i not in far]
     if limits.checks_directions:
-        far |= limits.find_opposed({i: update_between(_plain(context, i, sent, replies), sent.to(i)) for i in near})
+        far |= limits.find_opposed({i: update_between(plain[i], sent.to(i)) for i in near})
     names = {i: context.task.name(i) for i in far}
     log.events += [Event(log.round, i, "refused", f"{names[i]} refused: {why}") for i, why in far.items()]
     return [i for i in sound if i not in far]
 
 
-def _plain(context: Context, i: int, sent: Sent, replies: dict[int, Reply]) -> Tree:
-    """An upload as the method inside all wrappers sees it: a coded one cannot be compared with what was sent."""
-    method, up = context.method, replies[i].up or {}
-    while isinstance(method, Wrapped):
-        up = method.decode(sent.to(i), up)
-        method = method.inner
-    return up
-
-
 def _find_fault(context: Context, i: int, up: Tree, sent: Sent) -> str | None:
     expected = context.expected
-    fault = find_fault(up, expected.known(sent.phases.get(i)) or expected.upload(tree_on(sent.to(i), CPU)))
+    wanted = expected.known(sent.phases.get(i)) or expected.upload(tree_on(sent.to(i), CPU))
+    fault = find_fault(up, wanted) or find_false_shape(up, wanted)
     if fault or expected.limits is None:
         return fault
     with at(context.task.server_device):
-        return expected.limits.find_excess(context.task, i, up, sent.to(i), expected.roles)
+        plain = decoded(context.method, sent.to(i), up)  # limits are those of the tensors that travel coded
+        return expected.limits.find_excess(context.task, i, plain, sent.to(i), expected.roles)
 
 
 def _close(context: Context, state: State, server: Tree, replies: dict[int, Reply], log: RoundLog) -> State:

@@ -83,7 +83,7 @@ class Limits:
             if roles.get(name) in COUNTS:
                 continue
             most = bound * max(1, samples) if roles.get(name) is Role.SUMS else bound
-            if (found := norm({name: leaf})) > most:
+            if not (found := norm({name: leaf})) <= most:  # a decoded tensor may hold NaN
                 return f"{name} has norm {found:.3g}, more than {most:.3g}"
         return None
 
