@@ -1,8 +1,8 @@
 """Write docs/performance.md from the files under benchmarks/: python docs/make_performance.py
 
 `fedapa bench` makes DATE.json, the newest counts; `fedapa bench --only SUITE --out benchmarks/DATE-SUITE.json` measures
-one suite again, and takes its place where it is newer. Nothing on the page is typed by hand but the words around the
-numbers.
+one suite again, and takes its place where it is newer. DATE-others.json is made by benchmarks/beside_others.py. Nothing
+on the page is typed by hand but the words around the numbers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ HEADINGS = {
     "evaluate": "Evaluation",
     "workers": "Two cores",
     "run": "A whole run",
+    "others": "Beside PFLlib and the released FedAPA code",
     "overhead": "What is left over",
     "loops": "Any model, against a hand-written loop",
     "server": "The server",
@@ -58,12 +59,13 @@ def gathered(folder: Path) -> tuple[dict[str, Any], str]:
     path = newest(folder)
     whole = json.loads(path.read_text(encoding="utf-8"))
     suites = {suite: [row for row in whole["rows"] if row["suite"] == suite] for suite in HEADINGS}
+    since = {suite: whole["machine"]["date"] for suite, rows in suites.items() if rows}
     alone = [(json.loads(file.read_text(encoding="utf-8")), file.name) for file in folder.glob("*-*-*-*.json")]
     for report, name in sorted(alone, key=lambda one: one[0]["machine"]["date"]):
-        if report["machine"]["date"] > whole["machine"]["date"]:
-            said = f"Measured alone, `benchmarks/{name}`. {machine(report)}"
-            rows = [{**row, "from": said} for row in report["rows"]]
-            suites |= {suite: [row for row in rows if row["suite"] == suite] for suite in {r["suite"] for r in rows}}
+        said = f"Measured alone, `benchmarks/{name}`. {machine(report)}"
+        rows = [{**row, "from": " ".join([said, report.get("about", "")]).strip()} for row in report["rows"]]
+        newer = {row["suite"] for row in rows if report["machine"]["date"] > since.get(row["suite"], "")}
+        suites |= {suite: [row for row in rows if row["suite"] == suite] for suite in newer}
     return {**whole, "rows": [row for rows in suites.values() for row in rows]}, f"benchmarks/{path.name}"
 
 
