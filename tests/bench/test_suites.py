@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,16 +13,18 @@ import pytest
 import torch
 
 from command import Call
-from fedapa.bench import image_data, own_loops, suites
-from fedapa.bench.end_to_end import Stopwatch, play
+from fedapa.bench import end_to_end, image_data, own_loops, suites
+from fedapa.bench.end_to_end import Stopwatch, play, play_plain
 from fedapa.bench.fixtures import How
 from fedapa.bench.numerics import agreement
 from fedapa.bench.side_by_side import Row, Spread, known, threads
 from fedapa.bench.vmap_rounds import Workload, workloads
 from fedapa.data import sources
+from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.rounds.round_plan import Plan
-from fedapa.simulation import make_task, simulate
+from fedapa.simulation import Result, make_task, simulate
+from fedapa.training import local
 from fedapa.training.engines.choice import GAIN
 from fedapa.training.engines.native import available
 from maker import load_maker
@@ -97,6 +101,62 @@ def test_the_engines_of_a_vmap_row_train_the_same(workload: Workload) -> None:
         assert task.engine == engine
     for one, other in zip(ends[0].records, ends[1].records, strict=True):
         assert all(torch.allclose(one.state[k], other.state[k], atol=1e-4) for k in one.state)
+
+
+def test_a_whole_run_is_told_for_every_method(fedapa: Call, maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end, "available_cores", lambda: 1)  # threads would wait for whatever else runs
+    answer = fedapa("bench", "--quick", "--only", "run", "--rounds", "1", "--format", "json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    of_fedapa, of_all = found["rows"]
+    assert (of_fedapa["target"], of_all["target"]) == (6.0, 7.0)
+    assert (
+        of_all["what"] == "whole run, median of 3 methods, 20 clients, 1 round, against the plain loop doing the same"
+    )
+    ratios = [ratio for one in of_all["detail"]["ratios"] for ratio in one.values()]
+    assert ratios == sorted(ratios)
+    assert list(of_all["found"].values()) == [ratios[1], ratios[0], ratios[2]]
+    assert "median of 3 methods" in maker.page(found, "found.json")
+
+
+def test_long_benchmarks_play_few_rounds_of_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end, "_fedapa", lambda how: how.rounds)
+    monkeypatch.setattr(end_to_end, "_system", lambda how: how.rounds)
+    assert end_to_end.run(How(rounds=50)) == [50, 2]
+    assert end_to_end.run(How(rounds=1)) == [1, 1]
+
+
+def test_the_system_is_that_of_the_papers_tables() -> None:
+    table = tomllib.loads((ROOT / "experiments" / "table2.toml").read_text(encoding="utf-8"))
+    assert list(end_to_end.SYSTEM) == table["methods"]
+    assert len(end_to_end.SYSTEM) == 18
+
+
+@native
+@pytest.mark.parametrize("name", ["fedapa", "fedproto"])
+def test_the_plain_loop_does_the_same_run_on_all_cores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio means something only if both ways do the same work; the plain one takes no engine and no worker."""
+    data, ends, seen = image_data.equal("fmnist", 3, 70, 20), list[Result](), set[Any]()
+    task = make_task(data, rounds=2)
+    monkeypatch.setattr(end_to_end, "simulate", lambda *a, **k: ends.append(simulate(*a, **k)))
+    play(make(name), task, data, 2)
+    for work in ("train", "outputs"):  # of the plain engine
+        real = getattr(local, work)
+
+        def watched(given: Any, work: str = work, real: Any = real) -> Any:
+            if given.task.training.epochs:  # none: a visit without training, to know the shapes of uploads
+                seen.add((work, given.task.engine, torch.get_num_threads(), threading.current_thread().name))
+            return real(given)
+
+        monkeypatch.setattr(local, work, watched)
+    monkeypatch.setattr(end_to_end, "available_cores", lambda: 3)
+    play_plain(make(name), task, data, 2)
+    assert seen == {(work, "torch", 3, threading.current_thread().name) for work in ("train", "outputs")}
+    assert task.engine == "native"
+    for one, other in zip(ends[0].records, ends[1].records, strict=True):
+        assert all(torch.allclose(one.state[k], other.state[k], atol=1e-4) for k in one.state)
+    for one_log, other_log in zip(ends[0].logs, ends[1].logs, strict=True):
+        assert one_log.trained == other_log.trained
 
 
 def test_unknown_suites_are_refused(fedapa: Call) -> None:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,21 +19,30 @@ from fedapa.bench.side_by_side import Row, Times, interleaved, ratio, spread, th
 from fedapa.core.threads import available_cores
 from fedapa.core.tree import Tree
 from fedapa.data.federated import Federated
+from fedapa.methods.catalogue import make
 from fedapa.methods.fedapa import FedAPA
 from fedapa.methods.method import Method
 from fedapa.rounds.loop import draw
 from fedapa.rounds.round_plan import Plan
 from fedapa.rounds.transport import InProcess, Request
 from fedapa.simulation import make_task, simulate
-from fedapa.training.local import Local
+from fedapa.training.job import Job, Trained
+from fedapa.training.local import Local, Pass, Plain
 from fedapa.training.task import Task
 
 T = TypeVar("T")
 FEW_ROUNDS = 10  # longer runs against the plain loop are made once: each takes it minutes
+SYSTEM = (  # the paper's twelve methods and six baselines
+    "local", "fedavg", "fedavg-ft", "fedprox", "fedper", "fedrep", "ditto", "fedphp", "fedamp", "apple", "fedala",
+    "pfedhn-pc", "pfedla", "fedpac", "dbe", "fedproto", "fedgh", "fedapa",
+)  # fmt: skip
+SYSTEM_ROUNDS = 2  # more would take minutes; from the second on, prototypes and private models are there
 
 
-def federation(how: How, clients: int) -> tuple[Federated, Task]:
-    data = image_data.unbalanced("cifar10", clients, how.pick(50_000, 60 * clients), how.pick(10_000, 10 * clients))
+def federation(how: How, clients: int, part: int = 1) -> tuple[Federated, Task]:
+    """All images of CIFAR-10, or one in ``part`` of them."""
+    train, test = how.pick(50_000 // part, 60 * clients), how.pick(10_000 // part, 10 * clients)
+    data = image_data.unbalanced("cifar10", clients, train, test)
     return data, make_task(data, MODEL, rounds=how.rounds)
 
 
@@ -66,7 +76,12 @@ def _sends(method: Method, task: Task, server: Tree, i: int) -> Callable[[], Tre
 
 
 def run(how: How) -> list[Row]:
-    """A FedAPA run with all that belongs to it, against the plain loop that trains the same clients."""
+    """Runs with all that belongs to them, against the plain loop: FedAPA, and every method of the paper's system."""
+    return [_fedapa(how), _system(how._replace(rounds=min(how.rounds, SYSTEM_ROUNDS)))]
+
+
+def _fedapa(how: How) -> Row:
+    """FedAPA against a loop that trains the same clients and does nothing else."""
     data, task = federation(how, 20)
     peer = PlainRun(task, data)
     ours: Callable[[], object] = lambda: play(FedAPA(), task, data, how.rounds)  # noqa: E731
@@ -82,14 +97,61 @@ def run(how: How) -> list[Row]:
         "threads of the plain loop": available_cores(),
     }
     what = f"whole FedAPA run, 20 clients, {how.rounds} rounds, against the plain loop"
-    return [Row("run", what, ratio(found["plain"], found["ours"], "wall"), "x", 6.0, detail=detail)]
+    return Row("run", what, ratio(found["plain"], found["ours"], "wall"), "x", 6.0, detail=detail)
 
 
-def play(method: Method, task: Task, data: Federated, rounds: int) -> Times:
+def _system(how: How) -> Row:
+    """The same run of every method twice: by default, and with all training and evaluation on the plain loop."""
+    data, task = federation(how, 20, part=4)
+    times = {name: _both_ways(name, task, data, how.rounds) for name in SYSTEM[:: how.pick(1, 6)]}
+    ratios = {name: ratio(found["plain"], found["ours"], "wall").median for name, found in times.items()}
+    detail = {
+        "data": data.name,
+        "train samples": int(data.sizes.sum()),
+        "rounds": how.rounds,
+        "seconds": {way: sum(found[way][0].wall for found in times.values()) for way in ("plain", "ours")},
+        "plain loop": f"the torch engine (autograd, SGD), one client after another, {available_cores()} threads; suite "
+        "train has it beside DataLoader and torch.optim.SGD (torch engine against plain)",
+        "lowest, highest": "of the methods",
+        "ratios": [{name: ratios[name]} for name in sorted(ratios, key=lambda name: ratios[name])],
+    }
+    length = f"{how.rounds} round{'' if how.rounds == 1 else 's'}"
+    what = f"whole run, median of {len(ratios)} methods, 20 clients, {length}, against the plain loop doing the same"
+    return Row("run", what, spread(list(ratios.values())), "x", 7.0, detail=detail)
+
+
+def _both_ways(name: str, task: Task, data: Federated, rounds: int) -> dict[str, list[Times]]:
+    ways: dict[str, Callable[[], object]] = {
+        "plain": lambda: play_plain(make(name), task, data, rounds),
+        "ours": lambda: play(make(name), task, data, rounds),
+    }
+    return interleaved(ways, 1, warm=False)
+
+
+class OnAllThreads(Plain):
+    """The plain loop as torch runs it by default: all cores inside every operation."""
+
+    def train(self, job: Job) -> Trained:
+        with threads(available_cores()):
+            return super().train(job)
+
+    def outputs(self, wanted: Pass) -> Tensor:
+        with threads(available_cores()):
+            return super().outputs(wanted)
+
+
+def play_plain(method: Method, task: Task, data: Federated, rounds: int) -> Times:
+    """The same run without any engine of ours, one client after another."""
+    engine = OnAllThreads()
+    task = replace(task, kernel=None, vectorise=False)
+    return play(method, task, data, rounds, workers=1, share=lambda t, i: engine)
+
+
+def play(method: Method, task: Task, data: Federated, rounds: int, **ways: Any) -> Times:
     """Evaluation before and after, checkpoint and ledger, every round."""
     about = {"label": "bench", "seed": "0", "rounds": str(rounds), "evaluated": "after", "partition": data.fingerprint}
     with tempfile.TemporaryDirectory() as folder:
-        return timed(lambda: simulate(method, task, data, Plan(rounds), Path(folder), about))
+        return timed(lambda: simulate(method, task, data, Plan(rounds), Path(folder), about, **ways))
 
 
 class PlainRun:
