@@ -29,6 +29,7 @@ UNMEASURED = -1
 MANY, BLOCK = 128, 128  # new rows: of more that are all there are, each distance is computed once, in blocks
 LITTLE = 1e8  # operations, below which other threads are not worth waking
 SLICE, NARROW, WIDE = 2**19, 2_048, 16_384  # numbers in a slice of Theta, and its least and most columns: measured
+WIDER = 4_096  # least columns where sums of [M, M] are taken for every slice
 
 
 def aggregate(rows: Tensor, theta: Tensor) -> Tensor:
@@ -197,12 +198,6 @@ def renew(
     gaps = torch.zeros(blocks, len(new), len(theta), dtype=torch.float64)
     ahead = torch.zeros_like(gaps) if look_ahead else gaps.new_zeros(()).expand(gaps.shape)
 
-    def put(old: Tensor, fresh: Tensor) -> None:
-        if everybody:
-            old.copy_(fresh)
-        else:
-            old[ids] = fresh
-
     def replace(place: tuple[slice, int]) -> tuple[int, Tensor | None, Tensor | None]:
         columns, block = place
         old, fresh = theta[:, columns], torch.stack([up[columns] for up in new])
@@ -213,11 +208,14 @@ def renew(
             return block, None, None
         middle = fresh.mean(0)
         before = _squared(fresh - middle, old - middle) if look_ahead else None
-        put(old, fresh)
-        fresh -= middle
-        return block, before, _inner_above(fresh) if everybody else _squared(fresh, old - middle)
+        if everybody:
+            old.copy_(fresh)
+            return block, before, _inner_above(fresh.sub_(middle))
+        old[ids] = fresh
+        return block, before, _squared(fresh.sub_(middle), old - middle)
 
-    wanted = ((columns, block) for piece, block in pieces for columns in slices_of(len(theta), piece))
+    least = WIDER if everybody else NARROW
+    wanted = ((columns, block) for piece, block in pieces for columns in slices_of(len(theta), piece, least))
     for block, before, after in _over_cores(replace, wanted, 4.0 * len(new) * theta.numel()):
         if before is not None:
             ahead[block] += before
@@ -250,15 +248,15 @@ def _distances(above: Tensor) -> Tensor:
     return far + far.transpose(1, 2)
 
 
-def slices(clients: int, size: int) -> Iterator[slice]:
+def slices(clients: int, size: int, least: int = NARROW) -> Iterator[slice]:
     """Column slices of Theta that fit into the cache; they depend on its shape alone, and so do the results' bits."""
-    width = min(WIDE, max(NARROW, SLICE // clients // 1024 * 1024))
+    width = min(WIDE, max(least, SLICE // clients // 1024 * 1024))
     return (slice(start, min(start + width, size)) for start in range(0, size, width))
 
 
-def slices_of(clients: int, piece: slice) -> Iterator[slice]:
+def slices_of(clients: int, piece: slice, least: int = NARROW) -> Iterator[slice]:
     """The slices of a range of columns."""
-    for part in slices(clients, piece.stop - piece.start):
+    for part in slices(clients, piece.stop - piece.start, least):
         yield slice(piece.start + part.start, piece.start + part.stop)
 
 
