@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import resource
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 from command import Call
 from fedapa.config.load import load
+from fedapa.data import tables
 from fedapa.data.arrays_file import read_npz
+from fedapa.data.parquet_file import count_bytes
 from fedapa.data.schema import read_schema
 from fedapa.data.site_images import read_images
 from fedapa.data.sites import Sites, assemble
@@ -82,6 +85,87 @@ def test_a_parquet_bomb_takes_no_memory(tmp_path: Path) -> None:
     assert (tmp_path / "x.parquet").stat().st_size < 2**20
     code = READ.format(imports="from fedapa.data.tables import read_table", call="read_table(Path(sys.argv[1]))")
     assert peak_mb(code, tmp_path / "x.parquet") < 700
+
+
+def test_a_parquet_bomb_of_nested_lists_takes_no_memory(tmp_path: Path) -> None:
+    """One row of two columns, and fifty million values in one of its cells."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    values = np.zeros(5 * 10**7, np.int8)
+    cell = arrow.ListArray.from_arrays(arrow.array([0, len(values)], arrow.int32()), arrow.array(values))
+    parquet.write_table(arrow.table({"a": cell, "label": ["x"]}), tmp_path / "x.parquet", compression="gzip")
+    assert (tmp_path / "x.parquet").stat().st_size < 2**10
+    code = READ.format(imports="from fedapa.data.tables import read_table", call="read_table(Path(sys.argv[1]))")
+    assert peak_mb(code.replace("refused", "make columns"), tmp_path / "x.parquet") < 400
+
+
+@pytest.mark.parametrize("cell", [[1, 2], {"a": 1}, [{"a": [1]}]])
+def test_a_column_that_is_no_column_is_named(cell: object, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"age": [7], "visits": [cell]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="column 'visits' holds lists or structs"):
+        read_table(tmp_path / "x.parquet")
+
+
+def test_a_parquet_bomb_of_wide_cells_takes_no_memory(tmp_path: Path) -> None:
+    """Cells of a fixed width come out of a dictionary as wide as they are, each one."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = arrow.array([b"a" * 100_000] * 10_000, arrow.binary(100_000))
+    parquet.write_table(arrow.table({"label": column}), tmp_path / "x.parquet", compression="gzip")
+    assert (tmp_path / "x.parquet").stat().st_size < 2**10
+    with pytest.raises(InputError, match=r"hold 954 MiB of cells"):
+        read_table(tmp_path / "x.parquet")
+
+
+def zigzag(number: int, length: int = 0) -> bytes:
+    """As Thrift writes it, or in more bytes than that takes."""
+    number, out = 2 * number, bytearray()
+    while number > 127 or len(out) + 1 < length:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def test_a_parquet_file_that_lies_about_its_size_takes_no_memory(tmp_path: Path) -> None:
+    """Its end says 100 bytes, its pages 300 million."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    table = arrow.table({"label": ["a" * (3 * 10**8)]})
+    parquet.write_table(table, path, compression="gzip", use_dictionary=False, write_statistics=False)
+    content, size = path.read_bytes(), parquet.read_metadata(path).row_group(0).total_byte_size
+    body, end, true = content[: -(2**10)], content[-(2**10) :], zigzag(size)
+    assert end.count(true) == 2  # of the column, and of the group
+    path.write_bytes(body + end.replace(true, zigzag(100, len(true))))
+    assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 100
+    code = READ.format(imports="from fedapa.data.tables import read_table", call="read_table(Path(sys.argv[1]))")
+    assert peak_mb(code, path) < 400
+
+
+def test_a_parquet_file_that_lies_about_its_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row, says its end; 5,000 are in its only group."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    parquet.write_table(arrow.table({"label": [0] * 5000}), path)
+    content, true = path.read_bytes(), zigzag(5000)
+    at = content.index(true, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))  # first in the file's end
+    path.write_bytes(content[:at] + zigzag(1, len(true)) + content[at + len(true) :])
+    assert parquet.read_metadata(path).num_rows == 1
+    monkeypatch.setattr(tables, "LARGEST_CELLS", 4999)
+    with pytest.raises(InputError, match="5,000 rows of 1 columns do not fit into memory"):
+        read_table(path)
+
+
+def test_sizes_in_parquet_are_those_of_the_pages(tmp_path: Path) -> None:
+    """By every way of writing, what the pages say is what an honest file's end says, without their headers."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, columns = tmp_path / "x.parquet", {"n": range(5000), "text": [f"{k % 70}" * 40 for k in range(5000)]}
+    for version, codec, uses in itertools.product(("1.0", "2.0"), ("none", "snappy", "zstd"), (True, False)):
+        settings = {"data_page_version": version, "compression": codec, "use_dictionary": uses, "data_page_size": 999}
+        parquet.write_table(arrow.table(columns), path, row_group_size=2000, **settings)
+        about = parquet.read_metadata(path)
+        groups = [about.row_group(k).column(c) for k in range(3) for c in range(2)]
+        stated, found = sum(chunk.total_uncompressed_size for chunk in groups), count_bytes(path, about)
+        assert max(0.8 * stated, 160_000) <= found <= max(stated, 160_000)
+        assert read_table(path).rows == 5000
 
 
 def test_one_long_text_in_every_row_is_kept_once(tmp_path: Path) -> None:
