@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -16,11 +17,11 @@ import pytest
 
 from command import Call
 from fedapa.config.load import load
-from fedapa.data import tables
+from fedapa.data import site_images, tables
 from fedapa.data.arrays_file import read_npz
 from fedapa.data.parquet_file import count_bytes
 from fedapa.data.schema import read_schema
-from fedapa.data.site_images import read_images
+from fedapa.data.site_images import mode_of, paths_beside, read_images
 from fedapa.data.sites import Sites, assemble
 from fedapa.data.sources import SOURCES
 from fedapa.data.tables import read_table
@@ -249,6 +250,65 @@ def test_an_image_bomb_is_one_line(tmp_path: Path) -> None:
     Image.new("1", (20_000, 20_000)).save(tmp_path / "x.png")
     with pytest.raises(InputError, match="not a readable image"):
         read_images([tmp_path / "x.png"], "L")
+
+
+IMAGES = READ.format(
+    imports="from fedapa.data.site_images import read_images",
+    call="read_images([Path(word) for word in sys.argv[2:]], sys.argv[1])",
+)
+
+
+@pytest.mark.parametrize(("count", "mode"), [(1, "RGB"), (4, "L")])
+def test_image_bombs_below_the_librarys_own_limit_take_no_memory(count: int, mode: str, tmp_path: Path) -> None:
+    """20 KB each; the first is too much as RGB, four are as grey."""
+    from PIL import Image
+
+    files = [tmp_path / f"{k}.png" for k in range(count)]
+    for file in files:
+        Image.new("1", (13_000, 13_000)).save(file)
+    assert peak_mb(IMAGES, mode, *files) < 300
+
+
+def test_a_table_that_names_one_image_many_times_takes_no_memory(tmp_path: Path) -> None:
+    """A file counts once, by whatever names."""
+    from PIL import Image
+
+    Image.new("L", (2000, 2000)).save(tmp_path / "x.png")
+    (tmp_path / "y.png").hardlink_to(tmp_path / "x.png")
+    names = [tmp_path / "x.png", tmp_path / "y.png", tmp_path / ".." / tmp_path.name / "x.png"] * 100
+    assert peak_mb(IMAGES, "L", *names) < 300
+
+
+def test_images_of_one_colour_and_icons_are_read(tmp_path: Path) -> None:
+    """1,000 times smaller than their pixels, some of them, and few enough; or large, and not that small."""
+    from PIL import Image
+
+    files = [tmp_path / f"{k}.png" for k in range(20)]
+    for k, file in enumerate(files):
+        Image.new("RGB", (1024, 1024), (k, 0, 0)).save(file)
+    read = read_images(files, "RGB")  # 60 MiB of pixels in 108 KB
+    assert read.shape == (20, 3, 1024, 1024)
+    assert read[:, :, 5, 7].tolist() == [[k, 0, 0] for k in range(20)]
+    Image.new("RGB", (16, 16)).save(tmp_path / "icon.png")
+    assert read_images([tmp_path / "icon.png"] * 50, "RGB", (224, 224)).shape == (50, 3, 224, 224)
+
+
+def test_more_pixels_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    Image.new("L", (4, 4)).save(tmp_path / "x.png")
+    monkeypatch.setattr(site_images, "LARGEST_PIXELS", 2**20)
+    assert read_images([tmp_path / "x.png"], "L", (1024, 1024)).size == 2**20
+    with pytest.raises(InputError, match="2 images take"):
+        read_images([tmp_path / "x.png"] * 2, "L", (1024, 1024))
+
+
+def test_an_image_that_is_a_device_is_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="/dev/zero does not exist"):
+        read_images(list(paths_beside(tmp_path / "x.csv", ["/dev/zero"])), "L")
+    os.mkfifo(tmp_path / "x.png")  # nobody will ever write to it
+    with pytest.raises(InputError, match="does not exist"):
+        mode_of(tmp_path / "x.png")
 
 
 DEEP = 100_000

@@ -25,10 +25,10 @@ def check_is_flat(path: Path, about: Any) -> None:
 
 def count_rows(about: Any) -> int:
     """The most that any of the file's own counts says."""
-    groups = (about.row_group(k).num_rows for k in range(about.num_row_groups))
+    groups = (int(about.row_group(k).num_rows) for k in range(about.num_row_groups))
     values = Counter[int]()
     for k, chunk in _chunks(about):
-        values[k] += chunk.num_values
+        values[k] += int(chunk.num_values)
     return max(int(about.num_rows), sum(groups), *values.values(), 0)
 
 
