@@ -254,29 +254,33 @@ def test_an_image_bomb_is_one_line(tmp_path: Path) -> None:
 
 IMAGES = READ.format(
     imports="from fedapa.data.site_images import read_images",
-    call="read_images([Path(word) for word in sys.argv[2:]], sys.argv[1])",
+    call="read_images([Path(word) for word in sys.argv[3:]], sys.argv[1], eval(sys.argv[2]))",
 )
 
 
-@pytest.mark.parametrize(("count", "mode"), [(1, "RGB"), (4, "L")])
-def test_image_bombs_below_the_librarys_own_limit_take_no_memory(count: int, mode: str, tmp_path: Path) -> None:
-    """20 KB each; the first is too much as RGB, four are as grey."""
+@pytest.mark.parametrize(("count", "mode", "size"), [(1, "RGB", None), (4, "L", None), (1, "RGB", (8, 8))])
+def test_image_bombs_below_the_librarys_own_limit_take_no_memory(
+    count: int, mode: str, size: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    """20 KB each; one is too much as RGB, even to make it smaller, and four are as grey."""
     from PIL import Image
 
     files = [tmp_path / f"{k}.png" for k in range(count)]
     for file in files:
         Image.new("1", (13_000, 13_000)).save(file)
-    assert peak_mb(IMAGES, mode, *files) < 300
+    assert peak_mb(IMAGES, mode, size, *files) < 300
 
 
 def test_a_table_that_names_one_image_many_times_takes_no_memory(tmp_path: Path) -> None:
     """A file counts once, by whatever names."""
     from PIL import Image
 
-    Image.new("L", (2000, 2000)).save(tmp_path / "x.png")
+    pixels = np.zeros((2000, 2000), np.uint8)
+    pixels[:30] = np.random.default_rng(0).integers(256, size=(30, 2000))  # an image of 60 KB
+    Image.fromarray(pixels).save(tmp_path / "x.png")
     (tmp_path / "y.png").hardlink_to(tmp_path / "x.png")
     names = [tmp_path / "x.png", tmp_path / "y.png", tmp_path / ".." / tmp_path.name / "x.png"] * 100
-    assert peak_mb(IMAGES, "L", *names) < 300
+    assert peak_mb(IMAGES, "L", None, *names) < 300
 
 
 def test_images_of_one_colour_and_icons_are_read(tmp_path: Path) -> None:
