@@ -35,10 +35,13 @@ class Damaged(InputError):
     """A file that cannot be read; ``message`` says why."""
 
 
-def check_expansion(path: Path, content: int, what: str) -> None:
-    """Refuse a small file that takes much memory; compressed honestly, data does not shrink that far."""
-    size = path.stat().st_size
-    if content > max(SMALL, MOST_EXPANSION * size):
+def check_expansion(path: Path, content: int, what: str, size: int = 0, most: int = MOST_EXPANSION) -> None:
+    """Refuse a small file that takes much memory; compressed honestly, data does not shrink that far.
+
+    Of a folder, ``size`` is that of its files.
+    """
+    size = size or path.stat().st_size
+    if content > max(SMALL, most * size):
         said = f"{path}: {size:,} bytes hold {content / 2**20:,.0f} MiB of {what}"
         raise InputError(said, "a file that expands so far is refused; write it again without compression")
 

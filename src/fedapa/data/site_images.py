@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Sequence
-from io import BytesIO
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapa.data.arrays_file import BROKEN
+from fedapa.data.arrays_file import BROKEN, check_expansion
 from fedapa.errors import InputError
 
 Pixels = npt.NDArray[np.uint8]
 KINDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+# So many times the files' size pixels may take, above 256 MiB. Measured: pages of text 85, drawings 70, a JPEG of one
+# colour 192; a PNG of one colour 900, and 24,000 where it has one bit per pixel and is read as RGB.
+MOST_EXPANSION = 256
+LARGEST_PIXELS = 16 * 2**30  # bytes; images are held in memory
 
 
 def in_folder(folder: Path) -> list[tuple[Path, str]]:
@@ -39,35 +45,58 @@ def mode_of(file: Path) -> str:
 
 def read_images(files: Sequence[Path], mode: str, size: tuple[int, int] | None = None) -> Pixels:
     """[n, channels, height, width]; all of one size, or all resized to (height, width)."""
-    arrays: list[Pixels] = []
+    channels = 1 if mode == "L" else 3
+    height, width = _checked_size(files, channels, size)
+    images = np.empty((len(files), channels, height, width), dtype=np.uint8)
+    for file, place in zip(files, images, strict=True):
+        with _opened(file) as image:
+            if image.size != (width, height):
+                image = image.convert(mode).resize((width, height))
+            place[:] = np.moveaxis(np.atleast_3d(np.asarray(image.convert(mode), dtype=np.uint8)), -1, 0)
+    return images
+
+
+def _checked_size(files: Sequence[Path], channels: int, wanted: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width of every image, by headers alone: pixels are unpacked when all are known to fit."""
+    sizes, stored = list[tuple[int, int]](), dict[tuple[int, int], int]()
     for file in files:
         with _opened(file) as image:
-            if size is not None and image.size != (size[1], size[0]):
-                image = image.convert(mode).resize((size[1], size[0]))
-            array = np.asarray(image.convert(mode), dtype=np.uint8)
-        if arrays and array.shape != arrays[0].shape:
-            one, other = (f"{a.shape[1]}x{a.shape[0]}" for a in (arrays[0], array))
+            sizes.append((image.height, image.width))
+        check_expansion(file, math.prod(sizes[-1]) * channels, "pixels", most=MOST_EXPANSION)
+        if not wanted and sizes[-1] != sizes[0]:
+            one, other = (f"{width}x{height}" for height, width in (sizes[0], sizes[-1]))
             raise InputError(
                 f"{file} has {other} pixels, {files[0].name} has {one}",
                 "resize the images, or set image_size = [height, width]",
             )
-        arrays.append(array)
-    stacked = np.stack(arrays)
-    return np.ascontiguousarray(stacked[:, None] if mode == "L" else np.moveaxis(stacked, -1, 1))
+        about = file.stat()
+        stored[about.st_dev, about.st_ino] = about.st_size  # once, however often a table names it
+    height, width = wanted or sizes[0]
+    content = len(files) * channels * height * width
+    if not wanted:  # else whoever chose the size chose what it takes
+        check_expansion(files[0].parent, content, "pixels", sum(stored.values()), MOST_EXPANSION)
+    if content > LARGEST_PIXELS:
+        said = f"{files[0].parent}: {len(files):,} images take {content / 2**30:,.0f} GiB; they are held in memory"
+        raise InputError(said, "set a smaller image_size = [height, width], or take fewer images")
+    return height, width
 
 
-def _opened(file: Path) -> Any:
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Its header; pixels are unpacked when somebody asks for them."""
     from PIL import Image, UnidentifiedImageError
 
+    if not file.is_file():  # nor a device, which has no end
+        raise InputError(f"{file} does not exist", "are paths relative to the table's own folder?")
     try:
-        image = Image.open(BytesIO(file.read_bytes()))
-        image.load()
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist", "are paths relative to the table's own folder?") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
+            image = Image.open(file)
+        with image:
+            yield image
     except (*BROKEN, Image.DecompressionBombError) as error:
         reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else str(error)
         raise InputError(f"{file} is not a readable image ({reason})", "fix it or remove it") from None
-    return image
 
 
 def paths_beside(table: Path, cells: Sequence[str]) -> Iterator[Path]:

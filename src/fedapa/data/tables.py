@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fedapa.data.arrays_file import check_expansion
 from fedapa.data.cell_format import CellFormat, as_number, canonical, pointed
 from fedapa.data.missing import MISSING
+from fedapa.data.parquet_file import check_is_flat, count_bytes, count_rows
 from fedapa.errors import InputError, closest
 
 Cells = npt.NDArray[np.object_]  # text, or None where there is no value
@@ -27,7 +28,6 @@ LARGEST_CELLS = 50_000_000  # a cell of a few characters becomes some fifty byte
 LONGEST_LINE = 16 * 2**20
 PIECE = 20_000  # rows that are read at a time
 MOST_KNOWN = 100_000  # different texts of a column that are remembered to be kept once
-CELL_BYTES = 16
 SEPARATORS = (",", ";", "\t", "|")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 OTHERWISE = ("iso8859-1", "iso8859-15", "cp1252", "utf-16")  # encodings that no file of UTF-8 is meant to have
@@ -343,10 +343,11 @@ def _parquet(path: Path) -> Iterator[Piece]:
         raise InputError(f"{path}: reading Parquet needs pyarrow", "pip install 'fedapa[parquet]'") from None
     try:
         about = parquet.read_metadata(path)
-        if about.num_rows * about.num_columns > LARGEST_CELLS:
-            cells = f"{about.num_rows:,} rows of {about.num_columns} columns"
+        check_is_flat(path, about)
+        if (rows := count_rows(about)) * about.num_columns > LARGEST_CELLS:
+            cells = f"{rows:,} rows of {about.num_columns} columns"
             raise InputError(f"{path}: {cells} do not fit into memory", "keep only the columns and rows needed")
-        check_expansion(path, _parquet_bytes(about), "cells")
+        check_expansion(path, count_bytes(path, about), "cells")
         table = parquet.read_table(path, read_dictionary=about.schema.to_arrow_schema().names)
         columns = [_texts(table.column(name)) for name in table.column_names]
     except InputError:
@@ -355,6 +356,7 @@ def _parquet(path: Path) -> Iterator[Piece]:
         OSError,
         ValueError,
         TypeError,
+        LookupError,
         NotImplementedError,
         MemoryError,
         RecursionError,
@@ -365,14 +367,6 @@ def _parquet(path: Path) -> Iterator[Piece]:
     yield names, [], []
     if table.num_rows:
         yield names, columns, range(1, table.num_rows + 1)
-
-
-def _parquet_bytes(about: Any) -> int:
-    """In memory: what the pages unpack to, or two pointers for every cell, whichever is more. A column of
-    equal cells takes next to nothing in a file."""
-    groups = (about.row_group(k) for k in range(about.num_row_groups))
-    pages = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
-    return max(int(pages), CELL_BYTES * int(about.num_rows) * int(about.num_columns))
 
 
 def _texts(column: Any) -> list[str | None]:
