@@ -383,6 +383,7 @@ def test_scaled_losses_change_nothing_but_half_precision() -> None:
     [
         ({}, "native"),
         ({"optimizer": "adamw"}, "native, batch by batch (training.optimizer is adamw)"),
+        ({"by_client": {"0": {"lr": 0.1}}}, "native"),
         ({"augment": "flip"}, "native, batch by batch (batches are augmented by training.augment)"),
         ({"precision": "bf16"}, "torch (it computes in float32, training.precision is bf16)"),
     ],
@@ -390,6 +391,8 @@ def test_scaled_losses_change_nothing_but_half_precision() -> None:
 def test_the_engine_says_why_it_is_not_the_fastest(settings: dict[str, object], note: str) -> None:
     task = make_task(federated((3, 16, 16)), "lenet5", Training(batch=8, **settings))  # type: ignore[arg-type]
     assert engine_note(task) == note
+    balanced = dataclasses.replace(task, objective=Classification(class_weights="balanced"))
+    assert engine_note(balanced) == note
 
 
 @pytest.mark.skipif(not available()[0], reason="native engine not built")

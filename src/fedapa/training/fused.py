@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
-from fedapa.training.engines.native import Kernel, MixingCall, Terms, TrainingCall
+from fedapa.training.engines.native import Kernel, MixingCall, SoftLabels, Terms, TrainingCall
 from fedapa.training.job import Job, LossSum, Project, Trained
+from fedapa.training.objective import CrossEntropy
 from fedapa.training.task import proximal, task_loss
 
 MODEL = ("theta", "phi")
@@ -46,7 +47,7 @@ def in_kernel(way: Way) -> Callable[[F], F]:
 def train_fused(job: Job) -> Trained | None:
     """The whole training in one native call; None if the kernel cannot."""
     kernel, way = job.task.kernel, WAYS.get(job.loss)
-    if kernel is None or way is None or job.task.objective.fuses != "cross_entropy":
+    if kernel is None or way is None or job.task.objective.fuses is None:
         return None
     return way.train(kernel, job) if _is_plain_sgd(job) and way.fits(job) else None
 
@@ -74,10 +75,13 @@ class WholeModel:
         if not (job.params.keys() <= known <= job.params.keys() | job.given.keys()):
             return False
         terms = self.terms(_all(job))
+        if isinstance(terms.teacher, SoftLabels) and job.task.objective.fuses != CrossEntropy():
+            return False
         return terms.plain or ("theta" in job.params and (terms.mixture is None or "phi" in job.params))
 
     def train(self, kernel: Kernel, job: Job) -> Trained:
         given, rates, tree, velocity = job.given, job.rates, _all(job), job.velocity
+        loss = job.task.objective.fuses or CrossEntropy()
         order, bounds = _batches(job)
         if len(bounds) == 1:
             return _unchanged(job)
@@ -93,6 +97,8 @@ class WholeModel:
                 lr_phi=rates.get("phi", 0.0),
                 momentum=job.rule.momentum,
                 weight_decay=job.rule.weight_decay,
+                class_weights=None if loss.class_weights is None else torch.tensor(loss.class_weights),
+                smoothing=loss.smoothing,
                 velocity_theta=velocity.get("theta"),
                 velocity_phi=velocity.get("phi"),
                 anchor_theta=given.get("anchor_theta"),
@@ -126,7 +132,8 @@ class MixedHead:
 
     def fits(self, job: Job) -> bool:
         alone = job.params.keys() == {self.weights} and job.carry.keys() == {self.carry}
-        return alone and job.project is self.project and len(job.params[self.weights]) == job.task.Q
+        known = job.task.objective.fuses == CrossEntropy()
+        return alone and known and job.project is self.project and len(job.params[self.weights]) == job.task.Q
 
     def train(self, kernel: Kernel, job: Job) -> Trained:
         order, bounds = _batches(job)

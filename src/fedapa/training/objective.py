@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,13 @@ Sums = Mapping[str, tuple[float, float]]  # a score by name: sum and count
 LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are stored as this
 
 
+class CrossEntropy(NamedTuple):
+    """Mean over a batch of the cross-entropy of its samples, each multiplied by the weight of its class."""
+
+    class_weights: tuple[float, ...] | None = None
+    smoothing: float = 0.0  # share of every label that is spread over all classes
+
+
 @dataclass(frozen=True)
 class Objective(ABC):
     """The protocol: a frozen dataclass whose fields are its settings."""
@@ -43,9 +50,9 @@ class Objective(ABC):
         return self.scores[0]
 
     @property
-    def fuses(self) -> str:
-        """The loss as the native kernel knows it; empty: it does not."""
-        return ""
+    def fuses(self) -> CrossEntropy | None:
+        """The loss as the native kernel knows it; None: it does not."""
+        return None
 
     @property
     def spec(self) -> str:
@@ -108,8 +115,8 @@ class Classification(Objective):
         return self.label_smoothing == 0 and self.class_weights == "none"
 
     @property
-    def fuses(self) -> str:
-        return "cross_entropy" if self.plain else ""
+    def fuses(self) -> CrossEntropy:
+        return CrossEntropy(None if isinstance(self.class_weights, str) else self.class_weights, self.label_smoothing)
 
     def __post_init__(self) -> None:
         super().__post_init__()

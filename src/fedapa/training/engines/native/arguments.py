@@ -12,17 +12,19 @@ from torch import Tensor
 
 from fedapa.errors import InputError
 from fedapa.training.engines.native.network_shape import Shape
-from fedapa.training.engines.native.terms import Terms
+from fedapa.training.engines.native.terms import SoftLabels, Terms
 
 
 @dataclass(frozen=True)
 class TrainingCall:
     """Local training with mean cross-entropy, terms beside it, and torch's SGD.
 
+    The cross-entropy of a sample is multiplied by its class's weight, where there are weights, and `smoothing` is the
+    share of its label that is spread over all classes.
     Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss; the
     reported one is the cross-entropy alone. `last` is the number of batches at the end whose mean loss is
     reported, all by default. `extra` is the vector that a shift or a mixture trains along with theta and phi.
-    Terms need a theta that is not frozen, and a mixture a phi that is not.
+    Terms need a theta that is not frozen, a mixture a phi that is not, and soft labels plain cross-entropy.
     """
 
     theta: Tensor
@@ -35,6 +37,8 @@ class TrainingCall:
     lr_phi: float | None = None  # that of theta
     momentum: float = 0.0
     weight_decay: float = 0.0
+    class_weights: Tensor | None = None  # [C]
+    smoothing: float = 0.0
     velocity_theta: Tensor | None = None  # at rest
     velocity_phi: Tensor | None = None
     anchor_theta: Tensor | None = None
@@ -52,6 +56,11 @@ class TrainingCall:
     @property
     def batches(self) -> int:
         return self.bounds.shape[0] - 1
+
+    @property
+    def plain_loss(self) -> bool:
+        """Cross-entropy without weights and smoothing."""
+        return self.class_weights is None and self.smoothing == 0
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -202,6 +211,8 @@ def check_settings(call: TrainingCall) -> None:
         raise InputError("a frozen theta takes cross-entropy alone, without terms")
     if call.terms.mixture is not None and call.freeze_phi:
         raise InputError("a mixture needs a phi that is not frozen")
+    if not call.plain_loss and isinstance(call.terms.teacher, SoftLabels):
+        raise InputError("soft labels need plain cross-entropy, without class weights and smoothing")
     if call.rho > 0 and call.anchor_theta is None and call.anchor_phi is None:
         raise InputError("rho needs anchor_theta, anchor_phi or both")
 

@@ -1026,10 +1026,22 @@ INLINE v8 exp_negative(v8 x) {
     return x != x ? x : q * power;
 }
 
-// Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses.
-double cross_entropy(int classes, float* logits, const int64_t* label, int64_t n) {
+// What a training descends beside terms. Mirrored in packed_recipe.py.
+struct Recipe {
+    const float* class_weight;  // [classes]: what the loss of a sample of this class is multiplied by; null: 1
+    float smoothing;            // share of every label that is spread over all classes
+    float momentum, decay;
+
+    bool plain_loss() const { return !class_weight && smoothing == 0; }
+};
+
+// Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses. Plain: without
+// weights and smoothing.
+template <bool PLAIN>
+double cross_entropy(const Recipe& r, int classes, float* logits, const int64_t* label, int64_t n) {
     double total = 0;
     const float share = 1.0f / static_cast<float>(n);
+    const float kept = 1 - r.smoothing, spread = r.smoothing / static_cast<float>(classes);
     for (int64_t first = 0; first < n; first += LANES, logits += static_cast<size_t>(classes) * LANES) {
         v8 top = load(logits);
         for (int c = 1; c < classes; ++c) {
@@ -1039,21 +1051,42 @@ double cross_entropy(int classes, float* logits, const int64_t* label, int64_t n
         float picked[8];
         const int live = n - first < LANES ? static_cast<int>(n - first) : LANES;
         for (int i = 0; i < live; ++i) picked[i] = logits[label[first + i] * LANES + i] - top[i];
-        v8 sum = splat(0);
+        v8 sum = splat(0), all = splat(0);
         for (int c = 0; c < classes; ++c) {
-            const v8 e = exp_negative(load(logits + c * LANES) - top);
+            const v8 v = load(logits + c * LANES) - top;
+            const v8 e = exp_negative(v);
             sum += e;
+            if (!PLAIN) all += v;
             store(logits + c * LANES, e);
         }
-        v8 factor = splat(0);
-        for (int i = 0; i < live; ++i) {
-            total += static_cast<double>(std::log(sum[i]) - picked[i]);
-            factor[i] = share / sum[i];
+        if (PLAIN) {
+            v8 factor = splat(0);
+            for (int i = 0; i < live; ++i) {
+                total += static_cast<double>(std::log(sum[i]) - picked[i]);
+                factor[i] = share / sum[i];
+            }
+            for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) * factor);
+            for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= share;
+            continue;
         }
-        for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) * factor);
-        for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= share;
+        v8 factor = splat(0), shares = splat(0);
+        for (int i = 0; i < live; ++i) {
+            const float weight = r.class_weight ? r.class_weight[label[first + i]] : 1;
+            total += static_cast<double>(weight * (std::log(sum[i]) - kept * picked[i] - spread * all[i]));
+            shares[i] = weight * share;
+            factor[i] = shares[i] / sum[i];
+        }
+        for (int c = 0; c < classes; ++c)
+            store(logits + c * LANES, load(logits + c * LANES) * factor - splat(spread) * shares);
+        for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= kept * shares[i];
     }
     return total;
+}
+
+// The same for the loss of a recipe.
+double loss_gradient(const Recipe& r, int classes, float* logits, const int64_t* label, int64_t n) {
+    if (r.plain_loss()) return cross_entropy<true>(r, classes, logits, label, n);
+    return cross_entropy<false>(r, classes, logits, label, n);
 }
 
 struct Optimiser {
@@ -1547,7 +1580,7 @@ int guarded(F&& f) {
 
 // ------------------------------------------------------------------------------------------ C ABI
 
-API int fedapa_abi() { return 2; }
+API int fedapa_abi() { return 3; }
 
 API int fedapa_cpu_has_avx2() {
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
@@ -1690,30 +1723,32 @@ API int fedapa_backward(const void* plan, void* workspace, const void* tape, con
     });
 }
 
-// Local training with cross-entropy, terms and SGD, in place. Batch b is order[bounds[b] .. bounds[b+1]).
-// The reported loss is the mean cross-entropy over the samples of batches report_from and later. A loss that
-// is not finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a
-// trained theta, the mixture a trained phi as well.
+// Local training by a recipe, with terms, in place. Batch b is order[bounds[b] .. bounds[b+1]). The reported
+// loss is the mean loss of the recipe over the samples of batches report_from and later. A loss that is not
+// finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a trained
+// theta, the mixture a trained phi as well, a teacher's answers plain cross-entropy.
 API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi, float* v_theta, float* v_phi,
                      const void* x, int is_u8, const int64_t* y, int64_t total, const int64_t* order,
-                     const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi, float momentum,
-                     float decay, const float* anchor_theta, const float* anchor_phi, float rho,
+                     const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi,
+                     const void* recipe, const float* anchor_theta, const float* anchor_phi, float rho,
                      int train_theta, int train_phi, int64_t report_from, const void* terms, double* loss,
                      int64_t* failed) {
     return guarded([&] {
         const Plan& p = *static_cast<const Plan*>(plan);
         Workspace& ws = *static_cast<Workspace*>(workspace);
+        const Recipe& r = *static_cast<const Recipe*>(recipe);
         const Terms* t = static_cast<const Terms*>(terms);
         *failed = -1;
         *loss = 0;
         if (t && (!train_theta || (t->mixes() && !train_phi))) return static_cast<int>(BAD_CALL);
+        if (t && t->teacher_phi && !r.plain_loss()) return static_cast<int>(BAD_CALL);
         const int status = check_batches(p, total, y, order, bounds, batches);
         if (status != OK) return status;
         const Data d{x, is_u8, total, order, 0};
         ws.theta_grad.need(p.theta_size);
         ws.phi_grad.need(p.phi_size);
         Buffer<int64_t> label;
-        const Optimiser o{momentum, decay, rho};
+        const Optimiser o{r.momentum, r.decay, rho};
         double sum = 0;
         int64_t seen = 0;
         Cache frozen, teacher;  // a frozen extractor is run once per sample, not once per visit
@@ -1745,7 +1780,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
                 input = ws.shifted;
             }
             dense_forward(p.head, h, input, ws.logits, groups, false);
-            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            const double batch = loss_gradient(r, p.classes, ws.logits, label, n);
             double added = 0;
             if (t) added += weigh_answers(p, *t, ws, teacher, order + first, label, n);
             if (train_theta) dense_input_gradient(p.head, h, ws.logits, ws.grad_a, groups);
@@ -1765,7 +1800,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
             if (train_theta) sgd(p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta, o);
             if (t && t->train_extra)
                 sgd(t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra,
-                    Optimiser{momentum, decay, 0});
+                    Optimiser{r.momentum, r.decay, 0});
         }
         *loss = seen ? sum / static_cast<double>(seen) : 0;
         return static_cast<int>(OK);
@@ -1800,7 +1835,7 @@ API int fedapa_mix_head(const void* plan, void* workspace, float* weights, float
             for (size_t k = 0; k < p.phi_size; ++k) ws.mixed[k] = global[k] + (local[k] - global[k]) * (1 - weights[k]);
             gather_lanes(z, p.features, nullptr, order + first, n, zeros, lanes);
             dense_forward(p.head, ws.mixed, lanes, ws.logits, groups, false);
-            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            const double batch = cross_entropy<true>(Recipe{}, p.classes, ws.logits, label, n);
             if (!std::isfinite(batch)) {
                 *failed = b;
                 return static_cast<int>(NOT_FINITE);

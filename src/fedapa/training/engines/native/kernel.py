@@ -30,6 +30,7 @@ from fedapa.training.engines.native.libraries import (
     new_plan,
 )
 from fedapa.training.engines.native.network_shape import Shape
+from fedapa.training.engines.native.packed_recipe import PackedRecipe
 from fedapa.training.engines.native.packed_terms import Pack
 
 
@@ -192,6 +193,7 @@ class Kernel:
         vh = arguments.own_vector("velocity_phi", call.velocity_phi, self.phi_size)
         aw = arguments.optional_vector("anchor_theta", call.anchor_theta, self.theta_size)
         ah = arguments.optional_vector("anchor_phi", call.anchor_phi, self.phi_size)
+        recipe = PackedRecipe(call, self.classes)
         pack = None if call.terms.plain and call.extra is None else Pack(call, self.shape, self.classes)
         loss, failed = ctypes.c_double(0.0), ctypes.c_int64(-1)
         with self._workspace() as workspace:
@@ -210,8 +212,7 @@ class Kernel:
                 bounds.data_ptr(),
                 call.batches,
                 *call.rates,
-                call.momentum,
-                call.weight_decay,
+                ctypes.byref(recipe.structure),
                 address(aw),
                 address(ah),
                 call.rho,
