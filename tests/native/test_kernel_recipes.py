@@ -1,4 +1,4 @@
-"""Recipes in the kernel: class weights and smoothed labels against torch, every refusal."""
+"""Recipes in the kernel: weighed losses, clipping and optimisers against torch, every refusal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from jobs import CLASSES, images, job, near
 from nets import CIFAR, FMNIST, ODD, TINY, distance, flat, flat_grad, network
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedapa as fa
 from fedapa.errors import InputError, RunError
@@ -19,7 +19,7 @@ from fedapa.training import local as local_module
 from fedapa.training.engines.native import Kernel, Shape, Trained, TrainingCall
 from fedapa.training.fused import train_fused
 from fedapa.training.local import Local, train
-from fedapa.training.optimizers import Rule
+from fedapa.training.optimizers import Rule, state_of
 from fedapa.training.settings import Training
 from fedapa.training.task import Task, proximal, task_loss
 
@@ -30,6 +30,11 @@ LOSSES: dict[str, dict[str, Any]] = {
     "weights": {"class_weights": WEIGHTS},
     "smoothing": {"smoothing": 0.2},
     "weights and smoothing": {"class_weights": WEIGHTS, "smoothing": 0.1},
+}
+RULES = {
+    "nesterov": Rule(0.9, 1e-2, nesterov=True),
+    "adam": Rule(weight_decay=1e-2, name="adam"),
+    "adamw": Rule(weight_decay=1e-2, name="adamw"),
 }
 
 
@@ -112,6 +117,105 @@ def test_balanced_weights_are_those_of_the_clients_labels(
     assert all(distance(fused[k], looped[k]) < 2e-4 for k in fused)
 
 
+# ------------------------------------------------------------------------------------------------------ the steps
+
+
+def optimiser(rule: Rule, lr: float, *modules: nn.Module) -> torch.optim.Optimizer:
+    """torch's own."""
+    weights = [p for module in modules for p in module.parameters()]
+    decay: dict[str, Any] = {"lr": lr, "weight_decay": rule.weight_decay}
+    if rule.name == "sgd":
+        return torch.optim.SGD(weights, momentum=rule.momentum, nesterov=rule.nesterov, **decay)
+    adam = torch.optim.Adam if rule.name == "adam" else torch.optim.AdamW
+    return adam(weights, betas=rule.betas, eps=rule.eps, **decay)
+
+
+@SHAPES
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_moves_as_torchs_optimiser(shape: Shape, name: str) -> None:
+    """From one gradient, so that nothing but the step is compared: Adam's first one hardly depends on its size."""
+    rule = RULES[name]._replace(eps=1e-3)
+    lr = 0.1 if name == "nesterov" else 0.01
+    for library in ("", "portable"):
+        f, h = network(shape, CLASSES)
+        x, y = batch(shape, 13)
+        opt, before = optimiser(rule, lr, f, h), flat(f)
+        F.cross_entropy(h(f(x)), y).backward()
+        opt.step()
+        got = call(shape, 13, library, rule=rule, lr_theta=lr)
+        assert distance(got.theta, flat(f)) < 1e-6
+        assert distance(got.phi, flat(h)) < 1e-6
+        moved = flat(f) - before
+        assert float((got.theta - before - moved).norm() / moved.norm()) < 1e-5
+        assert len(got.velocity_theta) == shape.theta_size if name == "nesterov" else 2 * shape.theta_size + 1
+
+
+@pytest.mark.parametrize("at", [0.5, 2.0])
+@pytest.mark.parametrize("frozen", ["", "theta", "phi"])
+def test_gradients_are_clipped_together(at: float, frozen: str) -> None:
+    shape = FMNIST
+    f, h = network(shape, CLASSES)
+    x, y = batch(shape, 13)
+    anchors = {"anchor_theta": flat(f) + 0.3, "anchor_phi": flat(h) - 0.3}
+    modules = [module for module, name in ((f, "theta"), (h, "phi")) if name != frozen]
+    loss = F.cross_entropy(h(f(x)), y)
+    for module, anchor in ((f, anchors["anchor_theta"]), (h, anchors["anchor_phi"])):
+        loss = loss + 0.35 * (torch.nn.utils.parameters_to_vector(module.parameters()) - anchor).square().sum()
+    loss.backward()
+    weights = [p for module in modules for p in module.parameters()]
+    norm = float(torch.cat([p.grad.flatten() for p in weights if p.grad is not None]).norm())
+    torch.nn.utils.clip_grad_norm_(weights, at * norm)
+    freeze = {f"freeze_{frozen}": True} if frozen else {}
+    for library in ("", "portable"):
+        got = call(shape, 13, library, clip_norm=at * norm, rho=0.7, **anchors, **freeze)
+        for name, module in (("theta", f), ("phi", h)):
+            if name != frozen:
+                assert distance(getattr(got, f"velocity_{name}"), flat_grad(module)) < 2e-6
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("loss", [task_loss, proximal])
+def test_several_steps_move_as_on_the_torch_engine(
+    name: str, clip: float | None, loss: Any, tasks: tuple[Task, Task]
+) -> None:
+    """A state from before is taken up, also where theta and phi have taken different numbers of steps."""
+    rule, g = RULES[name]._replace(eps=1e-3), torch.Generator().manual_seed(4)
+    batches = [torch.randperm(60, generator=g)[:n] for n in (16, 16, 16, 5)]
+    anchors = {f"anchor_{k}": v for k, v in near(tasks[0], 2).items()} | {"rho": torch.tensor(0.3)}
+    params = near(tasks[0], 1)
+    case = loss, params, anchors if loss is proximal else {}, {}
+    state = {k: v for name, w in params.items() for k, v in state_of(rule, name, w).items()}
+    state |= {k: torch.full_like(v, 5.0 if "phi" in k else 0.0) for k, v in state.items() if k.endswith("steps")}
+    rates = {"theta": 0.01, "phi": 0.005}
+    found = []
+    for task in tasks:
+        begun = {k: v.clone() for k, v in state.items()}
+        whole = job(task, case, batches, rule=rule, clip_norm=clip, velocity=begun, rates=rates)
+        assert (train_fused(whole) is None) == (task is tasks[1])
+        first = train(whole)
+        found.append(train(whole._replace(params=first.params, velocity=first.velocity)))
+    assert found[0].loss.total == pytest.approx(found[1].loss.total, rel=1e-4)
+    for one, other in ((found[0].params, found[1].params), (found[0].velocity, found[1].velocity)):
+        assert one.keys() == other.keys()
+        assert all(one[k].shape == other[k].shape for k in one)
+        assert all(distance(one[k], other[k]) < 2e-4 for k in one)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_state_goes_from_visit_to_visit(name: str, tasks: tuple[Task, Task]) -> None:
+    """One call with two batches is two calls with one, bit for bit, and arguments stay."""
+    rule, params = RULES[name], near(tasks[0], 1)
+    case = task_loss, params, {}, {}
+    state = {k: v for name, w in params.items() for k, v in state_of(rule, name, w).items()}
+    a, b = torch.arange(9), torch.arange(9, 25)
+    both, first = (train(job(tasks[0], case, some, rule=rule, velocity=state)) for some in ([a, b], [a]))
+    assert all(not v.any() for v in state.values())
+    second = train(job(tasks[0], case, [b], rule=rule, params=first.params, velocity=first.velocity))
+    assert all(torch.equal(both.params[k], v) for k, v in second.params.items())
+    assert all(torch.equal(both.velocity[k], v) for k, v in second.velocity.items())
+
+
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -128,6 +232,12 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "class_weights must have shape": [{"class_weights": torch.ones(CLASSES + 1)}],
     "class_weights must be a float32": [{"class_weights": WEIGHTS.double()}],
     "class_weights must be finite": [{"class_weights": torch.tensor([1, w, 1])} for w in (-1.0, float("nan"))],
+    "betas must be": [{"rule": Rule(name="adam", betas=(1.0, 0.9))}],
+    "eps must be": [{"rule": Rule(name="adam", eps=float("nan"))}],
+    "momentum must be": [{"rule": Rule(-1.0)}],
+    "weight_decay must be": [{"rule": Rule(0.0, float("inf"))}],
+    "clip_norm must be": [{"clip_norm": value} for value in (-1.0, float("nan"))],
+    "velocity_phi must have shape": [{"rule": Rule(name="adam"), "velocity_phi": torch.zeros(TINY.phi_size(CLASSES))}],
     "smoothing must be": [{"smoothing": value} for value in (-0.1, 1.0, float("nan"))],
 }
 

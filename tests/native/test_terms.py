@@ -43,7 +43,7 @@ from fedapa.training.engines.native import (
 )
 from fedapa.training.fused import train_fused
 from fedapa.training.local import Split, train
-from fedapa.training.optimizers import Rule
+from fedapa.training.optimizers import Rule, state_of
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task
 
@@ -180,6 +180,22 @@ def test_terms_go_with_weighed_classes_and_smoothed_labels(name: str, tasks: tup
     assert all(distance(fused.params[k], looped.params[k]) < 1e-5 for k in looped.params)
 
 
+@pytest.mark.parametrize("rule", [Rule(0.9, 1e-2), Rule(weight_decay=1e-2, name="adamw", eps=1e-3)])
+@pytest.mark.parametrize("name", CASES)
+def test_terms_go_with_adam_and_clipping(name: str, rule: Rule, tasks: tuple[Task, Task]) -> None:
+    case, index = CASES[name](tasks[0]), [torch.arange(16), torch.arange(16, 29)]
+    begun = {k: v for name, w in case[1].items() for k, v in state_of(rule, name, w).items()}
+    rates = dict.fromkeys(case[1], 0.01)
+    found = []
+    for task in tasks:
+        fresh = {k: v.clone() for k, v in begun.items()}  # the torch engine moves it in place
+        found.append(train(job(task, case, index, rule=rule, velocity=fresh, rates=rates, clip_norm=0.3)))
+    for k, w in found[1].params.items():
+        assert distance(found[0].params[k], w) < 1e-4, k
+    for k, v in found[1].velocity.items():
+        assert distance(found[0].velocity[k], v) < 2e-4, k
+
+
 def test_velocity_of_the_extra_vector_carries_over(tasks: tuple[Task, Task]) -> None:
     case, rule = shifted(tasks[0]), Rule(0.9)
     loss, params, given, _ = case
@@ -215,6 +231,8 @@ def test_the_mixed_head_learns_as_on_the_torch_engine(tasks: tuple[Task, Task]) 
         assert distance(fused.params["W"], looped.params["W"]) < 1e-4
         assert float(fused.params["loss"]) == pytest.approx(float(looped.params["loss"]), rel=1e-5)
         assert distance(fused.velocity["W"], looped.velocity["W"]) < 1e-4
+        for other in ({"clip_norm": 1.0}, {"rule": Rule(name="adam")}, {"rule": Rule(0.9, nesterov=True)}):
+            assert train_fused(job(native, case, batches, **{**options, **other})) is None
     assert fused.params["W"].min() == 0
     assert fused.params["W"].max() == 1
 
@@ -242,10 +260,8 @@ def test_what_the_kernel_cannot_do_is_left_to_python(tasks: tuple[Task, Task]) -
     assert train_fused(job(native, case, index)) is not None
     assert train_fused(job(plain, case, index)) is None
     changes: list[dict[str, Any]] = [
-        {"clip_norm": 1.0},
-        {"rule": Rule(0.9, name="adam")},
-        {"rule": Rule(0.9, nesterov=True)},
         {"project": unit_box},
+        {"pace": lambda share: {"theta": 0.1, "phi": 0.1}},
         {"carry": {"m": torch.zeros(native.d)}},
         {"loss": watched},
         {"loss": mixing},

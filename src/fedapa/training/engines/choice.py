@@ -84,14 +84,7 @@ def engine_note(task: Task) -> str:
 
 def fusion_obstacle(task: Task) -> str | None:
     """What in a recipe the kernel does not do in one call; it then computes gradients, batch by batch."""
-    training = task.training
-    reasons = {
-        f"training.optimizer is {training.optimizer}": training.optimizer != "sgd",
-        "Nesterov's momentum": training.nesterov,
-        "gradients are clipped": training.clip_norm > 0,
-        "the loss is not cross-entropy": task.objective.fuses is None,
-    }
-    return _first(reasons) or step_obstacle(task)
+    return "the loss is not cross-entropy" if task.objective.fuses is None else step_obstacle(task)
 
 
 def step_obstacle(task: Task) -> str | None:

@@ -13,14 +13,17 @@ from torch import Tensor
 from fedapa.errors import InputError
 from fedapa.training.engines.native.network_shape import Shape
 from fedapa.training.engines.native.terms import SoftLabels, Terms
+from fedapa.training.optimizers import Rule
 
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """Local training with mean cross-entropy, terms beside it, and torch's SGD.
+    """Local training with mean cross-entropy, terms beside it, and the steps of a rule.
 
     The cross-entropy of a sample is multiplied by its class's weight, where there are weights, and `smoothing` is the
-    share of its label that is spread over all classes.
+    share of its label that is spread over all classes. Gradients are scaled together, so that their joint norm is at
+    most `clip_norm`; 0 leaves them. A state (`velocity_*`) is SGD's velocity, or with Adam both moments and the number
+    of steps, one after another.
     Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss; the
     reported one is the cross-entropy alone. `last` is the number of batches at the end whose mean loss is
     reported, all by default. `extra` is the vector that a shift or a mixture trains along with theta and phi.
@@ -35,8 +38,8 @@ class TrainingCall:
     bounds: Tensor
     lr_theta: float
     lr_phi: float | None = None  # that of theta
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    rule: Rule = Rule()
+    clip_norm: float = 0.0
     class_weights: Tensor | None = None  # [C]
     smoothing: float = 0.0
     velocity_theta: Tensor | None = None  # at rest
@@ -129,6 +132,11 @@ def own_vector(name: str, value: Tensor | None, size: int) -> Tensor:
     return torch.zeros(size) if value is None else vector(name, value, size).clone()
 
 
+def own_state(name: str, value: Tensor | None, size: int, rule: Rule) -> Tensor:
+    """A copy of the state of a vector of this size; at rest for None."""
+    return own_vector(name, value, size if rule.name == "sgd" else 2 * size + 1)
+
+
 def optional_vector(name: str, value: Tensor | None, size: int) -> Tensor | None:
     return None if value is None else vector(name, value, size)
 
@@ -204,7 +212,7 @@ def check_settings(call: TrainingCall) -> None:
     if call.last is not None and not 0 <= call.last <= call.batches:
         raise InputError(f"last must be between 0 and {call.batches}, not {call.last}")
     rates = dict(zip(("lr_theta", "lr_phi"), call.rates, strict=True))
-    rates |= {"momentum": call.momentum, "weight_decay": call.weight_decay, "rho": call.rho}
+    rates |= {"rho": call.rho}
     for name, value in rates.items():
         number(name, value)
     if not call.terms.plain and call.freeze_theta:

@@ -1026,11 +1026,18 @@ INLINE v8 exp_negative(v8 x) {
     return x != x ? x : q * power;
 }
 
-// What a training descends beside terms. Mirrored in packed_recipe.py.
+enum Rule : int32_t { SGD = 0, NESTEROV = 1, ADAM = 2, ADAMW = 3 };
+
+// What a training descends beside terms, and how it moves. Mirrored in packed_recipe.py.
 struct Recipe {
     const float* class_weight;  // [classes]: what the loss of a sample of this class is multiplied by; null: 1
+    double first, second;       // Adam: decay of both moments
+    int32_t rule;
     float smoothing;            // share of every label that is spread over all classes
-    float momentum, decay;
+    float clip;                 // largest joint norm of all gradients; 0: any
+    float decay;                // of weights
+    float momentum;             // SGD
+    float eps;                  // Adam
 
     bool plain_loss() const { return !class_weight && smoothing == 0; }
 };
@@ -1089,6 +1096,14 @@ double loss_gradient(const Recipe& r, int classes, float* logits, const int64_t*
     return cross_entropy<false>(r, classes, logits, label, n);
 }
 
+// A vector that is trained. Its state is the velocity; with Adam both moments, then the number of steps.
+struct Part {
+    size_t size;
+    float *w, *state, *grad;
+    const float* anchor;  // null: none
+    float lr;
+};
+
 struct Optimiser {
     float momentum, decay, rho;
 };
@@ -1114,6 +1129,87 @@ void sgd(size_t size, float* __restrict w, float* __restrict v, const float* __r
             v[k] = step;
             w[k] -= lr * step;
         }
+    }
+}
+
+void nesterov(const Part& part, const Recipe& r) {
+    float *__restrict w = part.w, *__restrict v = part.state;
+    const float* __restrict g = part.grad;
+    const float m = r.momentum, wd = r.decay, lr = part.lr;
+    for (size_t k = 0; k < part.size; ++k) {
+        const float slope = g[k] + wd * w[k];
+        v[k] = m * v[k] + slope;
+        w[k] -= lr * (slope + m * v[k]);
+    }
+}
+
+// Adam adds the decay to the gradient, AdamW to the step.
+void adam(const Part& part, const Recipe& r) {
+    float *__restrict w = part.w, *__restrict mean = part.state, *__restrict square = part.state + part.size;
+    const float* __restrict g = part.grad;
+    const float steps = part.state[2 * part.size] += 1;
+    const float a = static_cast<float>(1 - r.first), b = static_cast<float>(1 - r.second);
+    const float keep = static_cast<float>(r.second);
+    const float by_mean = -1 / static_cast<float>(std::expm1(steps * std::log(r.first)));
+    const float by_square = -1 / static_cast<float>(std::expm1(steps * std::log(r.second)));
+    const float inside = r.rule == ADAM ? r.decay : 0, beside = r.rule == ADAM ? 0 : r.decay;
+    const float eps = r.eps, lr = part.lr;
+    for (size_t k = 0; k < part.size; ++k) {
+        const float slope = g[k] + inside * w[k];
+        mean[k] += a * (slope - mean[k]);
+        square[k] = keep * square[k] + b * (slope * slope);
+        w[k] -= lr * (mean[k] * by_mean / (std::sqrt(square[k] * by_square) + eps) + beside * w[k]);
+    }
+}
+
+double dot(const float* a, const float* b, size_t size) {
+    constexpr size_t BLOCK = 4096;
+    double sum = 0;
+    for (size_t from = 0; from < size; from += BLOCK) {
+        const size_t stop = size - from < BLOCK ? size : from + BLOCK;
+        v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
+        size_t k = from;
+        for (; k + 32 <= stop; k += 32)
+            UNROLL
+            for (int i = 0; i < 4; ++i) fma_into(part[i], loadu(a + k + 8 * i), loadu(b + k + 8 * i));
+        float rest = 0;
+        for (; k < stop; ++k) rest += a[k] * b[k];
+        sum += total((part[0] + part[1]) + (part[2] + part[3])) + rest;
+    }
+    return sum;
+}
+
+// The pull to the anchor becomes part of the gradient.
+void add_pull(Part& part, float rho) {
+    if (part.anchor && rho != 0)
+        for (size_t k = 0; k < part.size; ++k) part.grad[k] += rho * (part.w[k] - part.anchor[k]);
+    part.anchor = nullptr;
+}
+
+// All gradients are scaled together, so that their joint norm is at most `most`.
+void clip_gradients(float most, const Part* parts, int count) {
+    double square = 0;
+    for (int i = 0; i < count; ++i) square += dot(parts[i].grad, parts[i].grad, parts[i].size);
+    const double scale = most / (std::sqrt(square) + 1e-6);
+    if (scale >= 1) return;
+    for (int i = 0; i < count; ++i)
+        for (size_t k = 0; k < parts[i].size; ++k) parts[i].grad[k] *= static_cast<float>(scale);
+}
+
+// One step of all parts.
+void move(const Recipe& r, float rho, Part* parts, int count) {
+    const bool plain = r.rule == SGD && r.clip == 0;  // adds the pull while it moves
+    if (!plain)
+        for (int i = 0; i < count; ++i) add_pull(parts[i], rho);
+    if (r.clip > 0) clip_gradients(r.clip, parts, count);
+    for (int i = 0; i < count; ++i) {
+        const Part& p = parts[i];
+        if (r.rule == SGD)
+            sgd(p.size, p.w, p.state, p.grad, p.anchor, p.lr, Optimiser{r.momentum, r.decay, rho});
+        else if (r.rule == NESTEROV)
+            nesterov(p, r);
+        else
+            adam(p, r);
     }
 }
 
@@ -1391,23 +1487,6 @@ void mix(const float* weight, const float* own, const float* others, int64_t mod
             for (size_t k = 0; k < m; ++k) to[k] += w * row[k];
         }
     }
-}
-
-double dot(const float* a, const float* b, size_t size) {
-    constexpr size_t BLOCK = 4096;
-    double sum = 0;
-    for (size_t from = 0; from < size; from += BLOCK) {
-        const size_t stop = size - from < BLOCK ? size : from + BLOCK;
-        v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
-        size_t k = from;
-        for (; k + 32 <= stop; k += 32)
-            UNROLL
-            for (int i = 0; i < 4; ++i) fma_into(part[i], loadu(a + k + 8 * i), loadu(b + k + 8 * i));
-        float rest = 0;
-        for (; k < stop; ++k) rest += a[k] * b[k];
-        sum += total((part[0] + part[1]) + (part[2] + part[3])) + rest;
-    }
-    return sum;
 }
 
 // The gradient of theta and phi at the mixture becomes that of the trained model; extra_grad that of the weights.
@@ -1741,6 +1820,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
         *failed = -1;
         *loss = 0;
         if (t && (!train_theta || (t->mixes() && !train_phi))) return static_cast<int>(BAD_CALL);
+        if (r.rule < SGD || r.rule > ADAMW) return static_cast<int>(BAD_CALL);
         if (t && t->teacher_phi && !r.plain_loss()) return static_cast<int>(BAD_CALL);
         const int status = check_batches(p, total, y, order, bounds, batches);
         if (status != OK) return status;
@@ -1748,7 +1828,6 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
         ws.theta_grad.need(p.theta_size);
         ws.phi_grad.need(p.phi_size);
         Buffer<int64_t> label;
-        const Optimiser o{r.momentum, r.decay, rho};
         double sum = 0;
         int64_t seen = 0;
         Cache frozen, teacher;  // a frozen extractor is run once per sample, not once per visit
@@ -1796,11 +1875,13 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
             if (train_theta) extract_backward(p, ws, ws.tape, w, d, first, n, ws.theta_grad);
             if (train_phi) dense_weight_gradient(p.head, ws, input, ws.logits, groups, ws.phi_grad);
             if (t && t->mixes()) mixture_gradient(p, *t, ws, theta, phi);
-            if (train_phi) sgd(p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi, o);
-            if (train_theta) sgd(p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta, o);
+            Part parts[3];
+            int count = 0;
+            if (train_phi) parts[count++] = {p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi};
+            if (train_theta) parts[count++] = {p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta};
             if (t && t->train_extra)
-                sgd(t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra,
-                    Optimiser{r.momentum, r.decay, 0});
+                parts[count++] = {t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra};
+            move(r, rho, parts, count);
         }
         *loss = seen ? sum / static_cast<double>(seen) : 0;
         return static_cast<int>(OK);

@@ -15,8 +15,13 @@ class Recipe(ctypes.Structure):
 
     _fields_ = [
         ("class_weight", ctypes.c_void_p),
-        *((name, ctypes.c_float) for name in ("smoothing", "momentum", "decay")),
+        *((name, ctypes.c_double) for name in ("first", "second")),
+        ("rule", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("smoothing", "clip", "decay", "momentum", "eps")),
     ]
+
+
+RULES = ("sgd", "nesterov", "adam", "adamw")  # `Rule` of kernel.cpp
 
 
 class PackedRecipe:
@@ -26,11 +31,19 @@ class PackedRecipe:
         self._weights = None if call.class_weights is None else _weights(call.class_weights, classes)
         if not 0 <= call.smoothing < 1:
             raise InputError(f"smoothing must be at least 0 and below 1, not {call.smoothing}")
+        rule = call.rule
+        if not all(0 <= beta < 1 for beta in rule.betas):
+            raise InputError(f"betas must be at least 0 and below 1, not {rule.betas}")
         self.structure = Recipe(
             class_weight=address(self._weights),
+            first=rule.betas[0],
+            second=rule.betas[1],
+            rule=RULES.index("nesterov" if rule.name == "sgd" and rule.nesterov else rule.name),
             smoothing=call.smoothing,
-            momentum=number("momentum", call.momentum),
-            decay=number("weight_decay", call.weight_decay),
+            clip=number("clip_norm", call.clip_norm),
+            decay=number("weight_decay", rule.weight_decay),
+            momentum=number("momentum", rule.momentum),
+            eps=number("eps", rule.eps),
         )
 
 
