@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ import fedapa as fa
 from fedapa.errors import InputError, RunError
 from fedapa.simulation import make_task
 from fedapa.training import local as local_module
-from fedapa.training.engines.native import Kernel, Shape, Trained, TrainingCall
+from fedapa.training.engines.native import ClassPull, Kernel, Shape, SoftLabels, Terms, Trained, TrainingCall
 from fedapa.training.fused import train_fused
 from fedapa.training.local import Local, train
 from fedapa.training.optimizers import Rule, state_of
@@ -115,6 +116,62 @@ def test_balanced_weights_are_those_of_the_clients_labels(
     monkeypatch.setattr(local_module, "gradients", None)
     fused = Local(native, 0, 0, 7, data).sgd(task_loss, near(native, 1))
     assert all(distance(fused[k], looped[k]) < 2e-4 for k in fused)
+
+
+@SHAPES
+@pytest.mark.parametrize("n", [1, 8, 13])
+def test_one_step_on_numbers_is_torchs(shape: Shape, n: int) -> None:
+    f, h = network(shape, 1)
+    x, _ = batch(shape, n)
+    y = torch.linspace(-1, 2, n + 2)
+    order = torch.randperm(n + 2, generator=torch.Generator().manual_seed(1))[:n]
+    x = torch.cat([x, x[:1], x[:1] + 1])
+    loss = F.mse_loss(h(f(x[order]))[:, 0], y[order])
+    loss.backward()
+    for library in ("", "portable"):
+        numbers = TrainingCall(flat(f), flat(h), x, y, order, torch.tensor([0, n]), 0.1)
+        got = Kernel(shape, 1, library=library).train(numbers)
+        assert got.loss == pytest.approx(loss.item(), rel=1e-6)
+        assert distance(got.velocity_theta, flat_grad(f)) < 2e-6
+        assert distance(got.velocity_phi, flat_grad(h)) < 2e-6
+
+
+def numbers() -> fa.Federated:
+    random = np.random.default_rng(2)
+    x = random.normal(size=(2, 80, 1, 16, 16)).astype(np.float32)
+    y = (40 + 7 * x.mean((2, 3, 4)) + random.normal(size=(2, 80))).astype(np.float32)
+    return fa.from_arrays([(a[:40], b[:40], a[40:], b[40:]) for a, b in zip(x, y, strict=True)])
+
+
+def test_regression_trains_as_on_the_torch_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = numbers()
+    found = []
+    for engine in ("torch", "native"):
+        task = make_task(data, "lenet5", Training(batch=16), engine=engine, objective=fa.Regression())  # type: ignore[arg-type]
+        assert task.objective.std != 1  # targets are standardised
+        if engine == "native":
+            monkeypatch.setattr(local_module, "gradients", None)
+        toolbox = Local(task, 0, 0, 7, data.clients[0].train)
+        found.append((toolbox.sgd(task_loss, near(task, 1)), toolbox.loss))
+    assert all(distance(found[1][0][k], found[0][0][k]) < 2e-4 for k in found[0][0])
+    assert found[1][1].total == pytest.approx(found[0][1].total, rel=1e-4)
+
+
+class Doubled(fa.Classification):
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return 2 * super().mean_loss(outputs, y)
+
+
+class Cubed(fa.Regression):
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return super().losses(outputs, y) ** 1.5
+
+
+def test_a_loss_that_somebody_states_anew_is_left_to_python(tasks: tuple[Task, Task]) -> None:
+    case = task_loss, near(tasks[0], 1), {}, {}
+    for objective in (Doubled(), Cubed(), fa.Regression("huber")):
+        assert objective.fuses is None
+        assert train_fused(job(replace(tasks[0], objective=objective), case, [torch.arange(9)])) is None
 
 
 # ------------------------------------------------------------------------------------------------------ the steps
@@ -240,6 +297,37 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "velocity_phi must have shape": [{"rule": Rule(name="adam"), "velocity_phi": torch.zeros(TINY.phi_size(CLASSES))}],
     "smoothing must be": [{"smoothing": value} for value in (-0.1, 1.0, float("nan"))],
 }
+
+
+def test_numbers_that_cannot_be_learned_are_refused() -> None:
+    f, h = network(TINY, 1)
+    x, _ = batch(TINY, 9)
+    d = TINY.features
+
+    def trained(y: Any, outputs: int = 1, **changes: Any) -> Trained:
+        phi = flat(h) if outputs == 1 else torch.zeros(TINY.phi_size(outputs))
+        made = TrainingCall(flat(f), phi, x, y, torch.arange(9), torch.tensor([0, 9]), 0.1, **changes)
+        return Kernel(TINY, outputs).train(made)
+
+    pull = Terms(pull=ClassPull(torch.zeros(1, d), torch.ones(1), 1.0))
+    answers = Terms(teacher=SoftLabels(torch.zeros(TINY.theta_size), torch.zeros(TINY.phi_size(1)), 1, 1))
+    assert trained(torch.ones(9)).loss > 0
+    bad: dict[str, tuple[Any, ...]] = {
+        "y must have shape": (torch.ones(8),),
+        "y must be an int64": (torch.ones(9).double(),),
+        "one output": (torch.ones(9), 2),
+    }
+    for why, arguments in bad.items():
+        with pytest.raises(InputError, match=why):
+            trained(*arguments)
+    with pytest.raises(InputError, match="without class weights"):
+        trained(torch.ones(9), smoothing=0.1)
+    with pytest.raises(InputError, match="needs classes"):
+        trained(torch.ones(9), terms=pull)
+    with pytest.raises(InputError, match="soft labels"):
+        trained(torch.ones(9), terms=answers)
+    with pytest.raises(RunError, match="batch 1 of 1 is not finite"):
+        trained(torch.full((9,), float("nan")))
 
 
 @pytest.mark.parametrize("why", BAD)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedapa.core.tree import Tree
 from fedapa.training.engines.native import Kernel, MixingCall, SoftLabels, Terms, TrainingCall
 from fedapa.training.job import Job, LossSum, Project, Trained
-from fedapa.training.objective import CrossEntropy
+from fedapa.training.objective import CrossEntropy, SquaredError
 from fedapa.training.optimizers import state_names
 from fedapa.training.task import proximal, task_loss
 
@@ -71,13 +71,15 @@ class WholeModel:
         if not (job.params.keys() <= known <= job.params.keys() | job.given.keys()):
             return False
         terms = self.terms(_all(job))
-        if isinstance(terms.teacher, SoftLabels) and job.task.objective.fuses != CrossEntropy():
+        loss = job.task.objective.fuses
+        if isinstance(terms.teacher, SoftLabels) and loss != CrossEntropy():
+            return False
+        if terms.pull is not None and not isinstance(loss, CrossEntropy):
             return False
         return terms.plain or ("theta" in job.params and (terms.mixture is None or "phi" in job.params))
 
     def train(self, kernel: Kernel, job: Job) -> Trained:
         given, rates, tree = job.given, job.rates, _all(job)
-        loss = job.task.objective.fuses or CrossEntropy()
         order, bounds = _batches(job)
         if len(bounds) == 1:
             return _unchanged(job)
@@ -86,15 +88,13 @@ class WholeModel:
                 theta=tree["theta"],
                 phi=tree["phi"],
                 x=job.data.x,
-                y=job.data.y,
                 order=order,
                 bounds=bounds,
                 lr_theta=rates.get("theta", 0.0),
                 lr_phi=rates.get("phi", 0.0),
                 rule=job.rule,
                 clip_norm=job.clip_norm or 0.0,
-                class_weights=None if loss.class_weights is None else torch.tensor(loss.class_weights),
-                smoothing=loss.smoothing,
+                **_loss(job),
                 velocity_theta=_state(job, "theta"),
                 velocity_phi=_state(job, "phi"),
                 anchor_theta=given.get("anchor_theta"),
@@ -164,6 +164,16 @@ def _all(job: Job) -> Tree:
 
 def _of(job: Job, found: dict[str, Tensor | None]) -> Tree:
     return {k: v for k in job.params if (v := found[k]) is not None}
+
+
+def _loss(job: Job) -> dict[str, Any]:
+    """Labels and loss in the kernel's words."""
+    loss, y = job.task.objective.fuses, job.data.y
+    if isinstance(loss, SquaredError):
+        return {"y": ((y - loss.mean) / loss.std).float()}
+    assert loss is not None
+    weights = None if loss.class_weights is None else torch.tensor(loss.class_weights)
+    return {"y": y, "class_weights": weights, "smoothing": loss.smoothing}
 
 
 def _state(job: Job, name: str) -> Tensor | None:

@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,20 @@ Sums = Mapping[str, tuple[float, float]]  # a score by name: sum and count
 LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are stored as this
 
 
-class CrossEntropy(NamedTuple):
+@dataclass(frozen=True)
+class CrossEntropy:
     """Mean over a batch of the cross-entropy of its samples, each multiplied by the weight of its class."""
 
     class_weights: tuple[float, ...] | None = None
     smoothing: float = 0.0  # share of every label that is spread over all classes
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Mean over a batch of the squared errors of the standardised target."""
+
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,14 @@ class Objective(ABC):
         return self.scores[0]
 
     @property
-    def fuses(self) -> CrossEntropy | None:
+    def fuses(self) -> CrossEntropy | SquaredError | None:
         """The loss as the native kernel knows it; None: it does not."""
         return None
+
+    def _has_loss_of(self, kind: type[Objective]) -> bool:
+        """Whether the loss is that of the class; one derived from it may state another."""
+        own = type(self)
+        return own.losses is kind.losses and own.mean_loss is kind.mean_loss
 
     @property
     def spec(self) -> str:
@@ -115,7 +129,9 @@ class Classification(Objective):
         return self.label_smoothing == 0 and self.class_weights == "none"
 
     @property
-    def fuses(self) -> CrossEntropy:
+    def fuses(self) -> CrossEntropy | None:
+        if not self._has_loss_of(Classification):
+            return None
         return CrossEntropy(None if isinstance(self.class_weights, str) else self.class_weights, self.label_smoothing)
 
     def __post_init__(self) -> None:
@@ -197,6 +213,11 @@ class Regression(Objective):
         first = {"RMSE": RMSE, "MAE": MAE, "R2": R2}[self.score]
         rest = tuple(score for score in Regression.scores if score is not first)
         object.__setattr__(self, "scores", (first, *rest))
+
+    @property
+    def fuses(self) -> SquaredError | None:
+        fits = self.loss == "squared" and self._has_loss_of(Regression)
+        return SquaredError(self.mean, self.std) if fits else None
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         error = outputs[:, 0] - (y - self.mean) / self.std

@@ -84,7 +84,8 @@ def engine_note(task: Task) -> str:
 
 def fusion_obstacle(task: Task) -> str | None:
     """What in a recipe the kernel does not do in one call; it then computes gradients, batch by batch."""
-    return "the loss is not cross-entropy" if task.objective.fuses is None else step_obstacle(task)
+    unknown = task.objective.fuses is None
+    return "the loss is neither cross-entropy nor squared error" if unknown else step_obstacle(task)
 
 
 def step_obstacle(task: Task) -> str | None:

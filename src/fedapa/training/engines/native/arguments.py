@@ -20,6 +20,7 @@ from fedapa.training.optimizers import Rule
 class TrainingCall:
     """Local training with mean cross-entropy, terms beside it, and the steps of a rule.
 
+    Labels that are numbers (float32) instead of classes (int64) make it the squared error of the only output.
     The cross-entropy of a sample is multiplied by its class's weight, where there are weights, and `smoothing` is the
     share of its label that is spread over all classes. Gradients are scaled together, so that their joint norm is at
     most `clip_norm`; 0 leaves them. A state (`velocity_*`) is SGD's velocity, or with Adam both moments and the number
@@ -63,7 +64,7 @@ class TrainingCall:
     @property
     def plain_loss(self) -> bool:
         """Cross-entropy without weights and smoothing."""
-        return self.class_weights is None and self.smoothing == 0
+        return self.class_weights is None and self.smoothing == 0 and not self.y.is_floating_point()
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -156,6 +157,12 @@ def data(x: Tensor, shape: Shape) -> Tensor:
     if not x.is_contiguous():
         raise InputError("x must be contiguous")
     return x.detach()
+
+
+def labels_or_none(y: Tensor, x: Tensor) -> Tensor:
+    """Classes; where labels are numbers, a class that nothing depends on."""
+    is_number = isinstance(y, Tensor) and y.dtype == torch.float32
+    return labels(torch.zeros(len(x), dtype=torch.int64) if is_number else y, x)
 
 
 def labels(y: Tensor | None, x: Tensor) -> Tensor:

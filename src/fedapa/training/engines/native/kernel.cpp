@@ -1030,6 +1030,7 @@ enum Rule : int32_t { SGD = 0, NESTEROV = 1, ADAM = 2, ADAMW = 3 };
 
 // What a training descends beside terms, and how it moves. Mirrored in packed_recipe.py.
 struct Recipe {
+    const float* target;        // [samples]: squared error of the only output, in place of cross-entropy; null: none
     const float* class_weight;  // [classes]: what the loss of a sample of this class is multiplied by; null: 1
     double first, second;       // Adam: decay of both moments
     int32_t rule;
@@ -1039,7 +1040,7 @@ struct Recipe {
     float momentum;             // SGD
     float eps;                  // Adam
 
-    bool plain_loss() const { return !class_weight && smoothing == 0; }
+    bool plain_loss() const { return !target && !class_weight && smoothing == 0; }
 };
 
 // Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses. Plain: without
@@ -1090,8 +1091,23 @@ double cross_entropy(const Recipe& r, int classes, float* logits, const int64_t*
     return total;
 }
 
+// The same for squared errors; one output per sample.
+double squared_error(const float* target, float* out, const int64_t* order, int64_t n) {
+    double total = 0;
+    const float share = 2.0f / static_cast<float>(n);
+    const int64_t lanes = (n + LANES - 1) / LANES * LANES;
+    for (int64_t i = 0; i < lanes; ++i) {
+        const float gap = i < n ? out[i] - target[order[i]] : 0.0f;
+        total += static_cast<double>(gap) * gap;
+        out[i] = share * gap;
+    }
+    return total;
+}
+
 // The same for the loss of a recipe.
-double loss_gradient(const Recipe& r, int classes, float* logits, const int64_t* label, int64_t n) {
+double loss_gradient(const Recipe& r, int classes, float* logits, const int64_t* order, const int64_t* label,
+                     int64_t n) {
+    if (r.target) return squared_error(r.target, logits, order, n);
     if (r.plain_loss()) return cross_entropy<true>(r, classes, logits, label, n);
     return cross_entropy<false>(r, classes, logits, label, n);
 }
@@ -1805,7 +1821,8 @@ API int fedapa_backward(const void* plan, void* workspace, const void* tape, con
 // Local training by a recipe, with terms, in place. Batch b is order[bounds[b] .. bounds[b+1]). The reported
 // loss is the mean loss of the recipe over the samples of batches report_from and later. A loss that is not
 // finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a trained
-// theta, the mixture a trained phi as well, a teacher's answers plain cross-entropy.
+// theta, the mixture a trained phi as well, a teacher's answers plain cross-entropy, the pull to class targets
+// any cross-entropy.
 API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi, float* v_theta, float* v_phi,
                      const void* x, int is_u8, const int64_t* y, int64_t total, const int64_t* order,
                      const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi,
@@ -1821,6 +1838,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
         *loss = 0;
         if (t && (!train_theta || (t->mixes() && !train_phi))) return static_cast<int>(BAD_CALL);
         if (r.rule < SGD || r.rule > ADAMW) return static_cast<int>(BAD_CALL);
+        if (r.target && (p.classes != 1 || (t && t->target))) return static_cast<int>(BAD_CALL);
         if (t && t->teacher_phi && !r.plain_loss()) return static_cast<int>(BAD_CALL);
         const int status = check_batches(p, total, y, order, bounds, batches);
         if (status != OK) return status;
@@ -1859,7 +1877,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
                 input = ws.shifted;
             }
             dense_forward(p.head, h, input, ws.logits, groups, false);
-            const double batch = loss_gradient(r, p.classes, ws.logits, label, n);
+            const double batch = loss_gradient(r, p.classes, ws.logits, order + first, label, n);
             double added = 0;
             if (t) added += weigh_answers(p, *t, ws, teacher, order + first, label, n);
             if (train_theta) dense_input_gradient(p.head, h, ws.logits, ws.grad_a, groups);

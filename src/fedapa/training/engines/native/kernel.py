@@ -184,7 +184,7 @@ class Kernel:
     def train(self, call: TrainingCall) -> Trained:
         """Train from the weights of the call, which is not changed. A loss that is not finite raises RunError."""
         x = arguments.data(call.x, self.shape)
-        y = arguments.labels(call.y, x)
+        y = arguments.labels_or_none(call.y, x)
         where, bounds = arguments.batches(call.order, call.bounds, x)
         arguments.check_settings(call)
         w = arguments.vector("theta", call.theta, self.theta_size).clone()
