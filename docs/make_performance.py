@@ -27,6 +27,7 @@ time, ratios of rounds and runs the clock on the wall.
 HEADINGS = {
     "train": "Training one client",
     "methods": "Methods with losses of their own",
+    "recipes": "Other recipes",
     "vmap": "Many small clients",
     "evaluate": "Evaluation",
     "workers": "Two cores",

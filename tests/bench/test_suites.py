@@ -55,6 +55,18 @@ def test_one_quick_suite_from_end_to_end(fedapa: Call, maker: ModuleType, tmp_pa
     assert "Training one client" in maker.page(found, "found.json")
 
 
+@native
+def test_recipes_are_measured_on_both_engines(fedapa: Call, maker: ModuleType) -> None:
+    found = json.loads(fedapa("bench", "--quick", "--only", "recipes", "--format", "json").out)
+    assert [row["what"].split(",")[0] for row in found["rows"]] == [
+        "class weights and smoothed labels",
+        "clipping",
+        "Adam",
+    ]
+    assert all(set(row["detail"]["samples per second"]) == {"torch", "native"} for row in found["rows"])
+    assert "## Other recipes" in maker.page(found, "found.json")
+
+
 def test_the_vmap_engine_is_measured_where_auto_may_choose_it(fedapa: Call, maker: ModuleType) -> None:
     answer = fedapa("bench", "--quick", "--only", "vmap", "--format", "json")
     assert answer.code == 0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedapa.errors import InputError, RunError
 from fedapa.training.engines.native import Kernel, Shape, Trained, TrainingCall, available, libraries, shape_of
+from fedapa.training.optimizers import Rule
 
 SHAPES = pytest.mark.parametrize("shape", [CIFAR, FMNIST, TINY, ODD], ids=["cifar", "fmnist", "tiny", "odd"])
 
@@ -25,7 +26,8 @@ def batch(shape: Shape, n: int, classes: int, seed: int = 1) -> tuple[Tensor, Te
     return x, torch.randint(0, classes, (n,), generator=g)
 
 
-def train(kernel: Kernel, *arguments: Any, **options: Any) -> Trained:
+def train(kernel: Kernel, *arguments: Any, momentum: float = 0.0, weight_decay: float = 0.0, **options: Any) -> Trained:
+    options["rule"] = Rule(momentum, weight_decay)
     return kernel.train(TrainingCall(*arguments, **options))
 
 

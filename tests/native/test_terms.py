@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
+from jobs import CLASSES, Case, images, job, near
 from nets import CIFAR, TINY, distance, extractor, flat, flat_grad, network
 from torch import Tensor
 
@@ -42,22 +42,13 @@ from fedapa.training.engines.native import (
     TrainingCall,
 )
 from fedapa.training.fused import train_fused
-from fedapa.training.job import Job
 from fedapa.training.local import Split, train
-from fedapa.training.optimizers import Rule
+from fedapa.training.optimizers import Rule, state_of
 from fedapa.training.settings import Training
 from fedapa.training.task import Batch, Task
 
 torch.set_num_threads(1)
-CLASSES = 3
 SIZES = (1, 7, 8, 9, 29)  # of batches: fewer than the lanes of a vector, as many, and more
-
-
-def images(clients: int = 3, each: int = 40) -> fa.Federated:
-    random = np.random.default_rng(1)
-    x = random.normal(size=(clients, 2 * each, 1, 16, 16)).astype(np.float32)
-    y = random.integers(CLASSES, size=(clients, 2 * each))
-    return fa.from_arrays([(a[:each], b[:each], a[each:], b[each:]) for a, b in zip(x, y, strict=True)], CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +59,6 @@ def tasks() -> tuple[Task, Task]:
 
 
 # ------------------------------------------------------------------------------------- losses of methods
-
-
-def near(task: Task, seed: int) -> Tree:
-    """A model in the neighbourhood of the first."""
-    g = torch.Generator().manual_seed(seed)
-    return {k: w + 0.05 * torch.randn(len(w), generator=g) for k, w in zip(("theta", "phi"), task.init(0), strict=True)}
 
 
 def prototypes(task: Task, seed: int) -> Tree:
@@ -89,9 +74,6 @@ def means(task: Task, ready: float) -> Tree:
         "kappa": torch.tensor(8.0),
         "ready": torch.tensor([ready]),
     }
-
-
-Case = tuple[Any, Tree, Tree, Tree]  # loss, parameters, constants, carry
 
 
 def pulled(task: Task) -> Case:
@@ -153,20 +135,6 @@ CASES: dict[str, Callable[[Task], Case]] = {
 }
 
 
-def job(task: Task, case: Case, batches: list[Tensor], seed: int = 0, **changes: Any) -> Job:
-    loss, params, given, carry = case
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(60, 1, 16, 16, generator=g)
-    y = torch.randint(0, CLASSES, (60,), generator=g)
-    rates = {"theta": 0.1, "phi": 0.07, "b": 0.05, "p": 0.01, "W": 1.0}
-    still = {k: torch.zeros_like(v) for k, v in params.items()}
-    made = Job(
-        task, loss, params, still, given, carry, Split(x, y), lambda: iter(batches),
-        {k: rates[k] for k in params}, Rule(0.0), None, None,
-    )  # fmt: skip
-    return made._replace(**changes)
-
-
 def doubled(tree: Tree) -> Tree:
     return {k: v.double() for k, v in tree.items()}
 
@@ -204,6 +172,30 @@ def test_several_steps_are_those_of_the_torch_engine(name: str, tasks: tuple[Tas
             assert distance(one[k], other[k]) < 2e-4, k
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_terms_go_with_weighed_classes_and_smoothed_labels(name: str, tasks: tuple[Task, Task]) -> None:
+    objective = fa.Classification(label_smoothing=0.1, class_weights=[0.5, 2.0, 1.0])
+    case, index = CASES[name](tasks[0]), [torch.arange(16), torch.arange(16, 29)]
+    fused, looped = (train(job(replace(task, objective=objective), case, index)) for task in tasks)
+    assert all(distance(fused.params[k], looped.params[k]) < 1e-5 for k in looped.params)
+
+
+@pytest.mark.parametrize("rule", [Rule(0.9, 1e-2), Rule(weight_decay=1e-2, name="adamw", eps=1e-3)])
+@pytest.mark.parametrize("name", CASES)
+def test_terms_go_with_adam_and_clipping(name: str, rule: Rule, tasks: tuple[Task, Task]) -> None:
+    case, index = CASES[name](tasks[0]), [torch.arange(16), torch.arange(16, 29)]
+    begun = {k: v for name, w in case[1].items() for k, v in state_of(rule, name, w).items()}
+    rates = dict.fromkeys(case[1], 0.01)
+    found = []
+    for task in tasks:
+        fresh = {k: v.clone() for k, v in begun.items()}  # the torch engine moves it in place
+        found.append(train(job(task, case, index, rule=rule, velocity=fresh, rates=rates, clip_norm=0.3)))
+    for k, w in found[1].params.items():
+        assert distance(found[0].params[k], w) < 1e-4, k
+    for k, v in found[1].velocity.items():
+        assert distance(found[0].velocity[k], v) < 2e-4, k
+
+
 def test_velocity_of_the_extra_vector_carries_over(tasks: tuple[Task, Task]) -> None:
     case, rule = shifted(tasks[0]), Rule(0.9)
     loss, params, given, _ = case
@@ -239,6 +231,8 @@ def test_the_mixed_head_learns_as_on_the_torch_engine(tasks: tuple[Task, Task]) 
         assert distance(fused.params["W"], looped.params["W"]) < 1e-4
         assert float(fused.params["loss"]) == pytest.approx(float(looped.params["loss"]), rel=1e-5)
         assert distance(fused.velocity["W"], looped.velocity["W"]) < 1e-4
+        for other in ({"clip_norm": 1.0}, {"rule": Rule(name="adam")}, {"rule": Rule(0.9, nesterov=True)}):
+            assert train_fused(job(native, case, batches, **{**options, **other})) is None
     assert fused.params["W"].min() == 0
     assert fused.params["W"].max() == 1
 
@@ -266,10 +260,8 @@ def test_what_the_kernel_cannot_do_is_left_to_python(tasks: tuple[Task, Task]) -
     assert train_fused(job(native, case, index)) is not None
     assert train_fused(job(plain, case, index)) is None
     changes: list[dict[str, Any]] = [
-        {"clip_norm": 1.0},
-        {"rule": Rule(0.9, name="adam")},
-        {"rule": Rule(0.9, nesterov=True)},
         {"project": unit_box},
+        {"pace": lambda share: {"theta": 0.1, "phi": 0.1}},
         {"carry": {"m": torch.zeros(native.d)}},
         {"loss": watched},
         {"loss": mixing},
@@ -279,7 +271,9 @@ def test_what_the_kernel_cannot_do_is_left_to_python(tasks: tuple[Task, Task]) -
     ]
     assert [train_fused(job(native, case, index, **change)) for change in changes] == [None] * len(changes)
     weighed = replace(native, objective=fa.Classification(label_smoothing=0.1))
-    assert train_fused(job(weighed, case, index)) is None
+    assert train_fused(job(weighed, case, index)) is not None
+    assert train_fused(job(weighed, CASES["answers of a teacher"](native), index)) is None
+    assert train_fused(job(replace(native, objective=fa.Regression("absolute")), case, index)) is None
 
 
 def test_a_training_without_a_step_returns_what_it_was_given(tasks: tuple[Task, Task]) -> None:
@@ -432,6 +426,10 @@ BAD_TERMS: dict[str, dict[str, Any]] = {
     "cannot share": mixing_of(torch.zeros(0, P + Q), torch.zeros(1), 1, shift=1.0),
     "not frozen": {**mixing_of(torch.zeros(0, P + Q), torch.zeros(1), 1), "freeze_phi": True},
     "frozen theta": {"terms": Terms(0.5), "freeze_theta": True},
+    "soft labels need plain": {
+        "terms": Terms(teacher=SoftLabels(torch.zeros(P), torch.zeros(Q), 1, 1)),
+        "smoothing": 0.1,
+    },
 }
 
 

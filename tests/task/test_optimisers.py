@@ -382,7 +382,10 @@ def test_scaled_losses_change_nothing_but_half_precision() -> None:
     ("settings", "note"),
     [
         ({}, "native"),
-        ({"optimizer": "adamw"}, "native, batch by batch (training.optimizer is adamw)"),
+        ({"optimizer": "adamw"}, "native"),
+        ({"nesterov": True, "clip_norm": 1.0}, "native"),
+        ({"lr_steps": True}, "native, batch by batch (the rate changes within a visit by training.lr_steps)"),
+        ({"by_client": {"0": {"lr": 0.1}}}, "native"),
         ({"augment": "flip"}, "native, batch by batch (batches are augmented by training.augment)"),
         ({"precision": "bf16"}, "torch (it computes in float32, training.precision is bf16)"),
     ],
@@ -390,10 +393,12 @@ def test_scaled_losses_change_nothing_but_half_precision() -> None:
 def test_the_engine_says_why_it_is_not_the_fastest(settings: dict[str, object], note: str) -> None:
     task = make_task(federated((3, 16, 16)), "lenet5", Training(batch=8, **settings))  # type: ignore[arg-type]
     assert engine_note(task) == note
+    balanced = dataclasses.replace(task, objective=Classification(class_weights="balanced"))
+    assert engine_note(balanced) == note
 
 
 @pytest.mark.skipif(not available()[0], reason="native engine not built")
-def test_the_kernel_takes_adams_steps_batch_by_batch() -> None:
+def test_the_kernel_takes_adams_steps() -> None:
     tasks = [make_task(federated((3, 16, 16)), "lenet5", Training(0.01, batch=8, optimizer="adam", eps=1e-3), engine=e)
              for e in ("torch", "native")]  # type: ignore[arg-type]  # fmt: skip
     data = federated((3, 16, 16)).clients[0].train

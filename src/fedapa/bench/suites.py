@@ -28,6 +28,7 @@ from fedapa.training.engines.native import available
 SUITES: dict[str, Callable[[How], list[Row]]] = {
     "train": training.training,
     "methods": training.methods,
+    "recipes": training.recipes,
     "vmap": vmap_rounds.vmap,
     "evaluate": training.evaluation,
     "workers": end_to_end.workers,

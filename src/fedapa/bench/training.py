@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedapa.bench import image_data, plain
 from fedapa.bench.fixtures import Bed, How, dense_flops, make_bed, network
 from fedapa.bench.side_by_side import Row, gemm, interleaved, rate, ratio, threads
@@ -9,9 +11,19 @@ from fedapa.methods.catalogue import make
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import simulate
 from fedapa.training.local import Local, count_correct
+from fedapa.training.objective import Classification
+from fedapa.training.settings import Training
 from fedapa.training.task import Task, task_loss
 
 SETS = {"cifar10": ("CIFAR-10", 5.0), "fmnist": ("Fashion-MNIST", 7.0)}
+RECIPES = {
+    "class weights and smoothed labels": (
+        Training(epochs=1),
+        Classification(label_smoothing=0.1, class_weights=[0.5, 2.0] * 5),
+    ),
+    "clipping": (Training(epochs=1, clip_norm=1.0), Classification()),
+    "Adam": (Training(0.001, epochs=1, optimizer="adam"), Classification()),
+}
 METHODS = ("fedproto", "fedpac", "dbe", "fedphp", "apple", "fedala", "fedamp", "ditto")
 
 
@@ -47,6 +59,26 @@ def _training(name: str, how: How) -> Row:
     }
     what = f"native training, LeNet-5, {title}, one core, against the plain loop"
     return Row("train", what, ratio(found["plain"], found["native"]), "x", target, detail=detail)
+
+
+def recipes(how: How) -> list[Row]:
+    """Training by other recipes than the paper's: native against the torch engine."""
+    bed = make_bed(image_data.equal("cifar10", 1, how.pick(2048, 256)))
+    return [_recipe(name, bed, how) for name in RECIPES]
+
+
+def _recipe(name: str, bed: Bed, how: How) -> Row:
+    training, objective = RECIPES[name]
+
+    def train(task: Task) -> None:
+        bed.local(replace(task, training=training, objective=objective)).sgd(task_loss, bed.start)
+
+    with threads():
+        found = interleaved({"torch": lambda: train(bed.torch), "native": lambda: train(bed.native)}, how.pick(7, 2))
+    speeds = {way: round(rate(len(bed.own.y), found[way]).median) for way in found}
+    what = f"{name}, training of LeNet-5, CIFAR-10, one core, native against torch engine"
+    detail = {"data": bed.data.name, "samples per second": speeds}
+    return Row("recipes", what, ratio(found["torch"], found["native"]), "x", 5.0, detail=detail)
 
 
 def evaluation(how: How) -> list[Row]:

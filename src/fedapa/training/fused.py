@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from fedapa.core.tree import Tree
-from fedapa.training.engines.native import Kernel, MixingCall, Terms, TrainingCall
+from fedapa.training.engines.native import Kernel, MixingCall, SoftLabels, Terms, TrainingCall
 from fedapa.training.job import Job, LossSum, Project, Trained
+from fedapa.training.objective import CrossEntropy, SquaredError
+from fedapa.training.optimizers import state_names
 from fedapa.training.task import proximal, task_loss
 
 MODEL = ("theta", "phi")
@@ -46,14 +48,9 @@ def in_kernel(way: Way) -> Callable[[F], F]:
 def train_fused(job: Job) -> Trained | None:
     """The whole training in one native call; None if the kernel cannot."""
     kernel, way = job.task.kernel, WAYS.get(job.loss)
-    if kernel is None or way is None or job.task.objective.fuses != "cross_entropy":
+    if kernel is None or way is None or job.task.objective.fuses is None:
         return None
-    return way.train(kernel, job) if _is_plain_sgd(job) and way.fits(job) else None
-
-
-def _is_plain_sgd(job: Job) -> bool:
-    """Steps that the kernel knows: SGD, all alike."""
-    return job.rule.name == "sgd" and not job.rule.nesterov and job.even and not job.clip_norm
+    return way.train(kernel, job) if job.even and way.fits(job) else None
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,15 @@ class WholeModel:
         if not (job.params.keys() <= known <= job.params.keys() | job.given.keys()):
             return False
         terms = self.terms(_all(job))
+        loss = job.task.objective.fuses
+        if isinstance(terms.teacher, SoftLabels) and loss != CrossEntropy():
+            return False
+        if terms.pull is not None and not isinstance(loss, CrossEntropy):
+            return False
         return terms.plain or ("theta" in job.params and (terms.mixture is None or "phi" in job.params))
 
     def train(self, kernel: Kernel, job: Job) -> Trained:
-        given, rates, tree, velocity = job.given, job.rates, _all(job), job.velocity
+        given, rates, tree = job.given, job.rates, _all(job)
         order, bounds = _batches(job)
         if len(bounds) == 1:
             return _unchanged(job)
@@ -86,15 +88,15 @@ class WholeModel:
                 theta=tree["theta"],
                 phi=tree["phi"],
                 x=job.data.x,
-                y=job.data.y,
                 order=order,
                 bounds=bounds,
                 lr_theta=rates.get("theta", 0.0),
                 lr_phi=rates.get("phi", 0.0),
-                momentum=job.rule.momentum,
-                weight_decay=job.rule.weight_decay,
-                velocity_theta=velocity.get("theta"),
-                velocity_phi=velocity.get("phi"),
+                rule=job.rule,
+                clip_norm=job.clip_norm or 0.0,
+                **_loss(job),
+                velocity_theta=_state(job, "theta"),
+                velocity_phi=_state(job, "phi"),
                 anchor_theta=given.get("anchor_theta"),
                 anchor_phi=given.get("anchor_phi"),
                 rho=float(given["rho"]) if "rho" in given else 0.0,
@@ -102,7 +104,7 @@ class WholeModel:
                 freeze_phi="phi" not in job.params,
                 terms=self.terms(tree),
                 extra=tree.get(self.extra),
-                velocity_extra=velocity.get(self.extra),
+                velocity_extra=_state(job, self.extra),
                 lr_extra=rates.get(self.extra, 0.0),
                 freeze_extra=self.extra not in job.params,
             )
@@ -111,7 +113,7 @@ class WholeModel:
         moved = {"theta": found.velocity_theta, "phi": found.velocity_phi, self.extra: found.velocity_extra}
         carried = {} if found.mean is None else {self.carry: found.mean}
         seen = len(order) if self.terms(tree).plain else 0  # the kernel tells the cross-entropy, which is the loss then
-        return Trained(_of(job, trained) | carried, _of(job, moved), LossSum(found.loss * seen, seen))
+        return Trained(_of(job, trained) | carried, _parted(job, _of(job, moved)), LossSum(found.loss * seen, seen))
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ class MixedHead:
 
     def fits(self, job: Job) -> bool:
         alone = job.params.keys() == {self.weights} and job.carry.keys() == {self.carry}
-        return alone and job.project is self.project and len(job.params[self.weights]) == job.task.Q
+        known = job.task.objective.fuses == CrossEntropy()
+        steps = job.rule.name == "sgd" and not job.rule.nesterov and not job.clip_norm
+        return alone and known and steps and job.project is self.project and len(job.params[self.weights]) == job.task.Q
 
     def train(self, kernel: Kernel, job: Job) -> Trained:
         order, bounds = _batches(job)
@@ -160,6 +164,31 @@ def _all(job: Job) -> Tree:
 
 def _of(job: Job, found: dict[str, Tensor | None]) -> Tree:
     return {k: v for k in job.params if (v := found[k]) is not None}
+
+
+def _loss(job: Job) -> dict[str, Any]:
+    """Labels and loss in the kernel's words."""
+    loss, y = job.task.objective.fuses, job.data.y
+    if isinstance(loss, SquaredError):
+        return {"y": ((y - loss.mean) / loss.std).float()}
+    assert loss is not None
+    weights = None if loss.class_weights is None else torch.tensor(loss.class_weights)
+    return {"y": y, "class_weights": weights, "smoothing": loss.smoothing}
+
+
+def _state(job: Job, name: str) -> Tensor | None:
+    """The optimiser's state of a parameter that is trained, as one vector."""
+    return torch.cat([job.velocity[k] for k in state_names(job.rule, name)]) if name in job.params else None
+
+
+def _parted(job: Job, states: Tree) -> Tree:
+    """The states of all parameters under the names of their parts."""
+    found = dict[str, Tensor]()
+    for name, state in states.items():
+        names = state_names(job.rule, name)
+        parts = torch.split(state, [len(job.velocity[k]) for k in names])
+        found |= {k: part.clone() for k, part in zip(names, parts, strict=True)}
+    return found
 
 
 def _unchanged(job: Job) -> Trained:

@@ -31,6 +31,22 @@ LARGEST = torch.finfo(torch.float32).max  # of a sum: infinite losses are stored
 
 
 @dataclass(frozen=True)
+class CrossEntropy:
+    """Mean over a batch of the cross-entropy of its samples, each multiplied by the weight of its class."""
+
+    class_weights: tuple[float, ...] | None = None
+    smoothing: float = 0.0  # share of every label that is spread over all classes
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """Mean over a batch of the squared errors of the standardised target."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
 class Objective(ABC):
     """The protocol: a frozen dataclass whose fields are its settings."""
 
@@ -43,9 +59,14 @@ class Objective(ABC):
         return self.scores[0]
 
     @property
-    def fuses(self) -> str:
-        """The loss as the native kernel knows it; empty: it does not."""
-        return ""
+    def fuses(self) -> CrossEntropy | SquaredError | None:
+        """The loss as the native kernel knows it; None: it does not."""
+        return None
+
+    def _has_loss_of(self, kind: type[Objective]) -> bool:
+        """Whether the loss is that of the class; one derived from it may state another."""
+        own = type(self)
+        return own.losses is kind.losses and own.mean_loss is kind.mean_loss
 
     @property
     def spec(self) -> str:
@@ -108,8 +129,10 @@ class Classification(Objective):
         return self.label_smoothing == 0 and self.class_weights == "none"
 
     @property
-    def fuses(self) -> str:
-        return "cross_entropy" if self.plain else ""
+    def fuses(self) -> CrossEntropy | None:
+        if not self._has_loss_of(Classification):
+            return None
+        return CrossEntropy(None if isinstance(self.class_weights, str) else self.class_weights, self.label_smoothing)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +213,11 @@ class Regression(Objective):
         first = {"RMSE": RMSE, "MAE": MAE, "R2": R2}[self.score]
         rest = tuple(score for score in Regression.scores if score is not first)
         object.__setattr__(self, "scores", (first, *rest))
+
+    @property
+    def fuses(self) -> SquaredError | None:
+        fits = self.loss == "squared" and self._has_loss_of(Regression)
+        return SquaredError(self.mean, self.std) if fits else None
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         error = outputs[:, 0] - (y - self.mean) / self.std

@@ -38,6 +38,11 @@ def state_of(rule: Rule, name: str, param: Tensor) -> Tree:
     return begun | {f"{name}/{SQUARE}": torch.zeros_like(param), f"{name}/{STEPS}": param.new_zeros(1)}
 
 
+def state_names(rule: Rule, name: str) -> tuple[str, ...]:
+    """What the state of one parameter consists of."""
+    return (name,) if rule.name == "sgd" else (name, f"{name}/{SQUARE}", f"{name}/{STEPS}")
+
+
 def direction(rule: Rule, name: str, w: Tensor, grad: Tensor, state: Tree) -> Tensor:
     """What the rate is multiplied by and ``w`` is lowered by; ``state`` moves on in place.
 

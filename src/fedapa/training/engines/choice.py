@@ -84,27 +84,35 @@ def engine_note(task: Task) -> str:
 
 def fusion_obstacle(task: Task) -> str | None:
     """What in a recipe the kernel does not do in one call; it then computes gradients, batch by batch."""
+    unknown = task.objective.fuses is None
+    return "the loss is neither cross-entropy nor squared error" if unknown else step_obstacle(task)
+
+
+def step_obstacle(task: Task) -> str | None:
+    """What in a recipe keeps an engine from taking many steps at once."""
     training = task.training
-    reasons = {
-        f"training.optimizer is {training.optimizer}": training.optimizer != "sgd",
-        "Nesterov's momentum": training.nesterov,
-        "gradients are clipped": training.clip_norm > 0,
-        "the loss is not plain cross-entropy": not task.objective.fuses,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None) or recipe_obstacle(task)
+    return _first(
+        {
+            "the rate changes within a visit by training.lr_steps": training.lr_steps,
+            "clients stop early by training.patience": training.patience > 0,
+            f"training.precision is {training.precision}": training.precision != "float32",
+            "batches are augmented by training.augment": task.augment is not None,
+        }
+    )
 
 
 def recipe_obstacle(task: Task) -> str | None:
     """What in a recipe the vmap engine does not do."""
-    training = task.training
-    reasons = {
-        "the rate changes within a visit by training.lr_steps": training.lr_steps,
-        "clients stop early by training.patience": training.patience > 0,
-        "clients have recipes of their own by training.by_client": bool(training.by_client),
-        f"training.precision is {training.precision}": training.precision != "float32",
-        "batches are augmented by training.augment": task.augment is not None,
-        "every client weighs classes by its own labels": task.at(torch.zeros(1, dtype=torch.int64)) is not task,
-    }
+    return step_obstacle(task) or _first(
+        {
+            "clients have recipes of their own by training.by_client": bool(task.training.by_client),
+            "every client weighs classes by its own labels": task.at(torch.zeros(1, dtype=torch.int64)) is not task,
+        }
+    )
+
+
+def _first(reasons: dict[str, bool]) -> str | None:
+    """The first reason that holds."""
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 

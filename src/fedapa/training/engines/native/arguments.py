@@ -12,17 +12,23 @@ from torch import Tensor
 
 from fedapa.errors import InputError
 from fedapa.training.engines.native.network_shape import Shape
-from fedapa.training.engines.native.terms import Terms
+from fedapa.training.engines.native.terms import SoftLabels, Terms
+from fedapa.training.optimizers import Rule
 
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """Local training with mean cross-entropy, terms beside it, and torch's SGD.
+    """Local training with mean cross-entropy, terms beside it, and the steps of a rule.
 
+    Labels that are numbers (float32) instead of classes (int64) make it the squared error of the only output.
+    The cross-entropy of a sample is multiplied by its class's weight, where there are weights, and `smoothing` is the
+    share of its label that is spread over all classes. Gradients are scaled together, so that their joint norm is at
+    most `clip_norm`; 0 leaves them. A state (`velocity_*`) is SGD's velocity, or with Adam both moments and the number
+    of steps, one after another.
     Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss; the
     reported one is the cross-entropy alone. `last` is the number of batches at the end whose mean loss is
     reported, all by default. `extra` is the vector that a shift or a mixture trains along with theta and phi.
-    Terms need a theta that is not frozen, and a mixture a phi that is not.
+    Terms need a theta that is not frozen, a mixture a phi that is not, and soft labels plain cross-entropy.
     """
 
     theta: Tensor
@@ -33,8 +39,10 @@ class TrainingCall:
     bounds: Tensor
     lr_theta: float
     lr_phi: float | None = None  # that of theta
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    rule: Rule = Rule()
+    clip_norm: float = 0.0
+    class_weights: Tensor | None = None  # [C]
+    smoothing: float = 0.0
     velocity_theta: Tensor | None = None  # at rest
     velocity_phi: Tensor | None = None
     anchor_theta: Tensor | None = None
@@ -52,6 +60,11 @@ class TrainingCall:
     @property
     def batches(self) -> int:
         return self.bounds.shape[0] - 1
+
+    @property
+    def plain_loss(self) -> bool:
+        """Cross-entropy without weights and smoothing."""
+        return self.class_weights is None and self.smoothing == 0 and not self.y.is_floating_point()
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -120,6 +133,11 @@ def own_vector(name: str, value: Tensor | None, size: int) -> Tensor:
     return torch.zeros(size) if value is None else vector(name, value, size).clone()
 
 
+def own_state(name: str, value: Tensor | None, size: int, rule: Rule) -> Tensor:
+    """A copy of the state of a vector of this size; at rest for None."""
+    return own_vector(name, value, size if rule.name == "sgd" else 2 * size + 1)
+
+
 def optional_vector(name: str, value: Tensor | None, size: int) -> Tensor | None:
     return None if value is None else vector(name, value, size)
 
@@ -139,6 +157,12 @@ def data(x: Tensor, shape: Shape) -> Tensor:
     if not x.is_contiguous():
         raise InputError("x must be contiguous")
     return x.detach()
+
+
+def labels_or_none(y: Tensor, x: Tensor) -> Tensor:
+    """Classes; where labels are numbers, a class that nothing depends on."""
+    is_number = isinstance(y, Tensor) and y.dtype == torch.float32
+    return labels(torch.zeros(len(x), dtype=torch.int64) if is_number else y, x)
 
 
 def labels(y: Tensor | None, x: Tensor) -> Tensor:
@@ -195,13 +219,15 @@ def check_settings(call: TrainingCall) -> None:
     if call.last is not None and not 0 <= call.last <= call.batches:
         raise InputError(f"last must be between 0 and {call.batches}, not {call.last}")
     rates = dict(zip(("lr_theta", "lr_phi"), call.rates, strict=True))
-    rates |= {"momentum": call.momentum, "weight_decay": call.weight_decay, "rho": call.rho}
+    rates |= {"rho": call.rho}
     for name, value in rates.items():
         number(name, value)
     if not call.terms.plain and call.freeze_theta:
         raise InputError("a frozen theta takes cross-entropy alone, without terms")
     if call.terms.mixture is not None and call.freeze_phi:
         raise InputError("a mixture needs a phi that is not frozen")
+    if not call.plain_loss and isinstance(call.terms.teacher, SoftLabels):
+        raise InputError("soft labels need plain cross-entropy, without class weights and smoothing")
     if call.rho > 0 and call.anchor_theta is None and call.anchor_phi is None:
         raise InputError("rho needs anchor_theta, anchor_phi or both")
 

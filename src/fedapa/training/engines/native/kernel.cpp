@@ -1026,10 +1026,30 @@ INLINE v8 exp_negative(v8 x) {
     return x != x ? x : q * power;
 }
 
-// Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses.
-double cross_entropy(int classes, float* logits, const int64_t* label, int64_t n) {
+enum Rule : int32_t { SGD = 0, NESTEROV = 1, ADAM = 2, ADAMW = 3 };
+
+// What a training descends beside terms, and how it moves. Mirrored in packed_recipe.py.
+struct Recipe {
+    const float* target;        // [samples]: squared error of the only output, in place of cross-entropy; null: none
+    const float* class_weight;  // [classes]: what the loss of a sample of this class is multiplied by; null: 1
+    double first, second;       // Adam: decay of both moments
+    int32_t rule;
+    float smoothing;            // share of every label that is spread over all classes
+    float clip;                 // largest joint norm of all gradients; 0: any
+    float decay;                // of weights
+    float momentum;             // SGD
+    float eps;                  // Adam
+
+    bool plain_loss() const { return !target && !class_weight && smoothing == 0; }
+};
+
+// Logits (lanes) become the gradient of the mean cross-entropy; returns the sum of the losses. Plain: without
+// weights and smoothing.
+template <bool PLAIN>
+double cross_entropy(const Recipe& r, int classes, float* logits, const int64_t* label, int64_t n) {
     double total = 0;
     const float share = 1.0f / static_cast<float>(n);
+    const float kept = 1 - r.smoothing, spread = r.smoothing / static_cast<float>(classes);
     for (int64_t first = 0; first < n; first += LANES, logits += static_cast<size_t>(classes) * LANES) {
         v8 top = load(logits);
         for (int c = 1; c < classes; ++c) {
@@ -1039,22 +1059,66 @@ double cross_entropy(int classes, float* logits, const int64_t* label, int64_t n
         float picked[8];
         const int live = n - first < LANES ? static_cast<int>(n - first) : LANES;
         for (int i = 0; i < live; ++i) picked[i] = logits[label[first + i] * LANES + i] - top[i];
-        v8 sum = splat(0);
+        v8 sum = splat(0), all = splat(0);
         for (int c = 0; c < classes; ++c) {
-            const v8 e = exp_negative(load(logits + c * LANES) - top);
+            const v8 v = load(logits + c * LANES) - top;
+            const v8 e = exp_negative(v);
             sum += e;
+            if (!PLAIN) all += v;
             store(logits + c * LANES, e);
         }
-        v8 factor = splat(0);
-        for (int i = 0; i < live; ++i) {
-            total += static_cast<double>(std::log(sum[i]) - picked[i]);
-            factor[i] = share / sum[i];
+        if (PLAIN) {
+            v8 factor = splat(0);
+            for (int i = 0; i < live; ++i) {
+                total += static_cast<double>(std::log(sum[i]) - picked[i]);
+                factor[i] = share / sum[i];
+            }
+            for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) * factor);
+            for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= share;
+            continue;
         }
-        for (int c = 0; c < classes; ++c) store(logits + c * LANES, load(logits + c * LANES) * factor);
-        for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= share;
+        v8 factor = splat(0), shares = splat(0);
+        for (int i = 0; i < live; ++i) {
+            const float weight = r.class_weight ? r.class_weight[label[first + i]] : 1;
+            total += static_cast<double>(weight * (std::log(sum[i]) - kept * picked[i] - spread * all[i]));
+            shares[i] = weight * share;
+            factor[i] = shares[i] / sum[i];
+        }
+        for (int c = 0; c < classes; ++c)
+            store(logits + c * LANES, load(logits + c * LANES) * factor - splat(spread) * shares);
+        for (int i = 0; i < live; ++i) logits[label[first + i] * LANES + i] -= kept * shares[i];
     }
     return total;
 }
+
+// The same for squared errors; one output per sample.
+double squared_error(const float* target, float* out, const int64_t* order, int64_t n) {
+    double total = 0;
+    const float share = 2.0f / static_cast<float>(n);
+    const int64_t lanes = (n + LANES - 1) / LANES * LANES;
+    for (int64_t i = 0; i < lanes; ++i) {
+        const float gap = i < n ? out[i] - target[order[i]] : 0.0f;
+        total += static_cast<double>(gap) * gap;
+        out[i] = share * gap;
+    }
+    return total;
+}
+
+// The same for the loss of a recipe.
+double loss_gradient(const Recipe& r, int classes, float* logits, const int64_t* order, const int64_t* label,
+                     int64_t n) {
+    if (r.target) return squared_error(r.target, logits, order, n);
+    if (r.plain_loss()) return cross_entropy<true>(r, classes, logits, label, n);
+    return cross_entropy<false>(r, classes, logits, label, n);
+}
+
+// A vector that is trained. Its state is the velocity; with Adam both moments, then the number of steps.
+struct Part {
+    size_t size;
+    float *w, *state, *grad;
+    const float* anchor;  // null: none
+    float lr;
+};
 
 struct Optimiser {
     float momentum, decay, rho;
@@ -1081,6 +1145,87 @@ void sgd(size_t size, float* __restrict w, float* __restrict v, const float* __r
             v[k] = step;
             w[k] -= lr * step;
         }
+    }
+}
+
+void nesterov(const Part& part, const Recipe& r) {
+    float *__restrict w = part.w, *__restrict v = part.state;
+    const float* __restrict g = part.grad;
+    const float m = r.momentum, wd = r.decay, lr = part.lr;
+    for (size_t k = 0; k < part.size; ++k) {
+        const float slope = g[k] + wd * w[k];
+        v[k] = m * v[k] + slope;
+        w[k] -= lr * (slope + m * v[k]);
+    }
+}
+
+// Adam adds the decay to the gradient, AdamW to the step.
+void adam(const Part& part, const Recipe& r) {
+    float *__restrict w = part.w, *__restrict mean = part.state, *__restrict square = part.state + part.size;
+    const float* __restrict g = part.grad;
+    const float steps = part.state[2 * part.size] += 1;
+    const float a = static_cast<float>(1 - r.first), b = static_cast<float>(1 - r.second);
+    const float keep = static_cast<float>(r.second);
+    const float by_mean = -1 / static_cast<float>(std::expm1(steps * std::log(r.first)));
+    const float by_square = -1 / static_cast<float>(std::expm1(steps * std::log(r.second)));
+    const float inside = r.rule == ADAM ? r.decay : 0, beside = r.rule == ADAM ? 0 : r.decay;
+    const float eps = r.eps, lr = part.lr;
+    for (size_t k = 0; k < part.size; ++k) {
+        const float slope = g[k] + inside * w[k];
+        mean[k] += a * (slope - mean[k]);
+        square[k] = keep * square[k] + b * (slope * slope);
+        w[k] -= lr * (mean[k] * by_mean / (std::sqrt(square[k] * by_square) + eps) + beside * w[k]);
+    }
+}
+
+double dot(const float* a, const float* b, size_t size) {
+    constexpr size_t BLOCK = 4096;
+    double sum = 0;
+    for (size_t from = 0; from < size; from += BLOCK) {
+        const size_t stop = size - from < BLOCK ? size : from + BLOCK;
+        v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
+        size_t k = from;
+        for (; k + 32 <= stop; k += 32)
+            UNROLL
+            for (int i = 0; i < 4; ++i) fma_into(part[i], loadu(a + k + 8 * i), loadu(b + k + 8 * i));
+        float rest = 0;
+        for (; k < stop; ++k) rest += a[k] * b[k];
+        sum += total((part[0] + part[1]) + (part[2] + part[3])) + rest;
+    }
+    return sum;
+}
+
+// The pull to the anchor becomes part of the gradient.
+void add_pull(Part& part, float rho) {
+    if (part.anchor && rho != 0)
+        for (size_t k = 0; k < part.size; ++k) part.grad[k] += rho * (part.w[k] - part.anchor[k]);
+    part.anchor = nullptr;
+}
+
+// All gradients are scaled together, so that their joint norm is at most `most`.
+void clip_gradients(float most, const Part* parts, int count) {
+    double square = 0;
+    for (int i = 0; i < count; ++i) square += dot(parts[i].grad, parts[i].grad, parts[i].size);
+    const double scale = most / (std::sqrt(square) + 1e-6);
+    if (scale >= 1) return;
+    for (int i = 0; i < count; ++i)
+        for (size_t k = 0; k < parts[i].size; ++k) parts[i].grad[k] *= static_cast<float>(scale);
+}
+
+// One step of all parts.
+void move(const Recipe& r, float rho, Part* parts, int count) {
+    const bool plain = r.rule == SGD && r.clip == 0;  // adds the pull while it moves
+    if (!plain)
+        for (int i = 0; i < count; ++i) add_pull(parts[i], rho);
+    if (r.clip > 0) clip_gradients(r.clip, parts, count);
+    for (int i = 0; i < count; ++i) {
+        const Part& p = parts[i];
+        if (r.rule == SGD)
+            sgd(p.size, p.w, p.state, p.grad, p.anchor, p.lr, Optimiser{r.momentum, r.decay, rho});
+        else if (r.rule == NESTEROV)
+            nesterov(p, r);
+        else
+            adam(p, r);
     }
 }
 
@@ -1360,23 +1505,6 @@ void mix(const float* weight, const float* own, const float* others, int64_t mod
     }
 }
 
-double dot(const float* a, const float* b, size_t size) {
-    constexpr size_t BLOCK = 4096;
-    double sum = 0;
-    for (size_t from = 0; from < size; from += BLOCK) {
-        const size_t stop = size - from < BLOCK ? size : from + BLOCK;
-        v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
-        size_t k = from;
-        for (; k + 32 <= stop; k += 32)
-            UNROLL
-            for (int i = 0; i < 4; ++i) fma_into(part[i], loadu(a + k + 8 * i), loadu(b + k + 8 * i));
-        float rest = 0;
-        for (; k < stop; ++k) rest += a[k] * b[k];
-        sum += total((part[0] + part[1]) + (part[2] + part[3])) + rest;
-    }
-    return sum;
-}
-
 // The gradient of theta and phi at the mixture becomes that of the trained model; extra_grad that of the weights.
 void mixture_gradient(const Plan& p, const Terms& t, Workspace& ws, const float* theta, const float* phi) {
     const size_t stride = p.theta_size + p.phi_size;
@@ -1547,7 +1675,7 @@ int guarded(F&& f) {
 
 // ------------------------------------------------------------------------------------------ C ABI
 
-API int fedapa_abi() { return 2; }
+API int fedapa_abi() { return 3; }
 
 API int fedapa_cpu_has_avx2() {
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
@@ -1690,30 +1818,34 @@ API int fedapa_backward(const void* plan, void* workspace, const void* tape, con
     });
 }
 
-// Local training with cross-entropy, terms and SGD, in place. Batch b is order[bounds[b] .. bounds[b+1]).
-// The reported loss is the mean cross-entropy over the samples of batches report_from and later. A loss that
-// is not finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a
-// trained theta, the mixture a trained phi as well.
+// Local training by a recipe, with terms, in place. Batch b is order[bounds[b] .. bounds[b+1]). The reported
+// loss is the mean loss of the recipe over the samples of batches report_from and later. A loss that is not
+// finite stops the training before its update: NOT_FINITE, with the batch in *failed. Terms need a trained
+// theta, the mixture a trained phi as well, a teacher's answers plain cross-entropy, the pull to class targets
+// any cross-entropy.
 API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi, float* v_theta, float* v_phi,
                      const void* x, int is_u8, const int64_t* y, int64_t total, const int64_t* order,
-                     const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi, float momentum,
-                     float decay, const float* anchor_theta, const float* anchor_phi, float rho,
+                     const int64_t* bounds, int64_t batches, float lr_theta, float lr_phi,
+                     const void* recipe, const float* anchor_theta, const float* anchor_phi, float rho,
                      int train_theta, int train_phi, int64_t report_from, const void* terms, double* loss,
                      int64_t* failed) {
     return guarded([&] {
         const Plan& p = *static_cast<const Plan*>(plan);
         Workspace& ws = *static_cast<Workspace*>(workspace);
+        const Recipe& r = *static_cast<const Recipe*>(recipe);
         const Terms* t = static_cast<const Terms*>(terms);
         *failed = -1;
         *loss = 0;
         if (t && (!train_theta || (t->mixes() && !train_phi))) return static_cast<int>(BAD_CALL);
+        if (r.rule < SGD || r.rule > ADAMW) return static_cast<int>(BAD_CALL);
+        if (r.target && (p.classes != 1 || (t && t->target))) return static_cast<int>(BAD_CALL);
+        if (t && t->teacher_phi && !r.plain_loss()) return static_cast<int>(BAD_CALL);
         const int status = check_batches(p, total, y, order, bounds, batches);
         if (status != OK) return status;
         const Data d{x, is_u8, total, order, 0};
         ws.theta_grad.need(p.theta_size);
         ws.phi_grad.need(p.phi_size);
         Buffer<int64_t> label;
-        const Optimiser o{momentum, decay, rho};
         double sum = 0;
         int64_t seen = 0;
         Cache frozen, teacher;  // a frozen extractor is run once per sample, not once per visit
@@ -1745,7 +1877,7 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
                 input = ws.shifted;
             }
             dense_forward(p.head, h, input, ws.logits, groups, false);
-            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            const double batch = loss_gradient(r, p.classes, ws.logits, order + first, label, n);
             double added = 0;
             if (t) added += weigh_answers(p, *t, ws, teacher, order + first, label, n);
             if (train_theta) dense_input_gradient(p.head, h, ws.logits, ws.grad_a, groups);
@@ -1761,11 +1893,13 @@ API int fedapa_train(const void* plan, void* workspace, float* theta, float* phi
             if (train_theta) extract_backward(p, ws, ws.tape, w, d, first, n, ws.theta_grad);
             if (train_phi) dense_weight_gradient(p.head, ws, input, ws.logits, groups, ws.phi_grad);
             if (t && t->mixes()) mixture_gradient(p, *t, ws, theta, phi);
-            if (train_phi) sgd(p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi, o);
-            if (train_theta) sgd(p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta, o);
+            Part parts[3];
+            int count = 0;
+            if (train_phi) parts[count++] = {p.phi_size, phi, v_phi, ws.phi_grad, anchor_phi, lr_phi};
+            if (train_theta) parts[count++] = {p.theta_size, theta, v_theta, ws.theta_grad, anchor_theta, lr_theta};
             if (t && t->train_extra)
-                sgd(t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra,
-                    Optimiser{momentum, decay, 0});
+                parts[count++] = {t->extra_size(p), t->extra, t->v_extra, ws.extra_grad, nullptr, t->lr_extra};
+            move(r, rho, parts, count);
         }
         *loss = seen ? sum / static_cast<double>(seen) : 0;
         return static_cast<int>(OK);
@@ -1800,7 +1934,7 @@ API int fedapa_mix_head(const void* plan, void* workspace, float* weights, float
             for (size_t k = 0; k < p.phi_size; ++k) ws.mixed[k] = global[k] + (local[k] - global[k]) * (1 - weights[k]);
             gather_lanes(z, p.features, nullptr, order + first, n, zeros, lanes);
             dense_forward(p.head, ws.mixed, lanes, ws.logits, groups, false);
-            const double batch = cross_entropy(p.classes, ws.logits, label, n);
+            const double batch = cross_entropy<true>(Recipe{}, p.classes, ws.logits, label, n);
             if (!std::isfinite(batch)) {
                 *failed = b;
                 return static_cast<int>(NOT_FINITE);

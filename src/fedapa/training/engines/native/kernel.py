@@ -30,6 +30,7 @@ from fedapa.training.engines.native.libraries import (
     new_plan,
 )
 from fedapa.training.engines.native.network_shape import Shape
+from fedapa.training.engines.native.packed_recipe import PackedRecipe
 from fedapa.training.engines.native.packed_terms import Pack
 
 
@@ -183,15 +184,16 @@ class Kernel:
     def train(self, call: TrainingCall) -> Trained:
         """Train from the weights of the call, which is not changed. A loss that is not finite raises RunError."""
         x = arguments.data(call.x, self.shape)
-        y = arguments.labels(call.y, x)
+        y = arguments.labels_or_none(call.y, x)
         where, bounds = arguments.batches(call.order, call.bounds, x)
         arguments.check_settings(call)
         w = arguments.vector("theta", call.theta, self.theta_size).clone()
         h = arguments.vector("phi", call.phi, self.phi_size).clone()
-        vw = arguments.own_vector("velocity_theta", call.velocity_theta, self.theta_size)
-        vh = arguments.own_vector("velocity_phi", call.velocity_phi, self.phi_size)
+        vw = arguments.own_state("velocity_theta", call.velocity_theta, self.theta_size, call.rule)
+        vh = arguments.own_state("velocity_phi", call.velocity_phi, self.phi_size, call.rule)
         aw = arguments.optional_vector("anchor_theta", call.anchor_theta, self.theta_size)
         ah = arguments.optional_vector("anchor_phi", call.anchor_phi, self.phi_size)
+        recipe = PackedRecipe(call, self.classes)
         pack = None if call.terms.plain and call.extra is None else Pack(call, self.shape, self.classes)
         loss, failed = ctypes.c_double(0.0), ctypes.c_int64(-1)
         with self._workspace() as workspace:
@@ -210,8 +212,7 @@ class Kernel:
                 bounds.data_ptr(),
                 call.batches,
                 *call.rates,
-                call.momentum,
-                call.weight_decay,
+                ctypes.byref(recipe.structure),
                 address(aw),
                 address(ah),
                 call.rho,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedapa.training.engines.native.network_shape import Shape
 
-ABI = 2
+ABI = 3
 OK, NO_MEMORY, BAD_INDEX, BAD_LABEL, NOT_FINITE = 0, 1, 2, 3, 4  # what the kernel's functions return
 
 
@@ -31,7 +31,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         "fedapa_backward": (i, [p, p, p, p, p, i, n, p, n, n, p, p]),
         "fedapa_train": (
             i,
-            [p, p, p, p, p, p, p, i, p, n, p, p, n, f, f, f, f, p, p, f, i, i, n, p, p, p],
+            [p, p, p, p, p, p, p, i, p, n, p, p, n, f, f, p, p, p, f, i, i, n, p, p, p],
         ),
         "fedapa_mix_head": (i, [p, p, p, p, p, p, p, p, n, p, p, n, f, f, f, p, p]),
         "fedapa_evaluate": (i, [p, p, p, p, p, i, p, n, p, n, n, p, p, p, p]),

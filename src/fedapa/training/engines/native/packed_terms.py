@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedapa.errors import InputError
-from fedapa.training.engines.native.arguments import TrainingCall, number, own_vector, vector
+from fedapa.training.engines.native.arguments import TrainingCall, number, own_state, own_vector, vector
 from fedapa.training.engines.native.network_shape import Shape
 from fedapa.training.engines.native.terms import Mixture, Mmd, SoftLabels, Terms
 
@@ -53,7 +53,7 @@ class Pack:
             return {}
         size = models + 1 if models >= 0 else self._shape.features
         self.extra = own_vector("extra", call.extra, size)
-        self.velocity_extra = own_vector("velocity_extra", call.velocity_extra, size)
+        self.velocity_extra = own_state("velocity_extra", call.velocity_extra, size, call.rule)
         found = {"extra": self.extra.data_ptr(), "v_extra": self.velocity_extra.data_ptr()}
         return found | {"lr_extra": number("lr_extra", call.lr_extra), "train_extra": not call.freeze_extra}
 
