@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import fedapa as fa
 from fedapa.errors import InputError, RunError
-from fedapa.simulation import make_task
+from fedapa.methods.catalogue import make
+from fedapa.rounds.round_plan import Plan
+from fedapa.simulation import make_task, simulate
 from fedapa.training import local as local_module
 from fedapa.training.engines.native import ClassPull, Kernel, Shape, SoftLabels, Terms, Trained, TrainingCall
 from fedapa.training.fused import train_fused
@@ -271,6 +273,26 @@ def test_the_state_goes_from_visit_to_visit(name: str, tasks: tuple[Task, Task])
     second = train(job(tasks[0], case, [b], rule=rule, params=first.params, velocity=first.velocity))
     assert all(torch.equal(both.params[k], v) for k, v in second.params.items())
     assert all(torch.equal(both.velocity[k], v) for k, v in second.velocity.items())
+
+
+@pytest.mark.parametrize("keep", [True, False, "auto"])
+def test_clients_keep_adams_moments_as_on_the_torch_engine(keep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole rounds by everything at once; in `auto` fedavg starts afresh and the head of fedper goes on."""
+    recipe = Training(1e-3, batch=16, epochs=1, optimizer="adamw", eps=1e-3, clip_norm=0.5, keep_momentum=keep)
+    balanced = fa.Classification(class_weights="balanced", label_smoothing=0.1)
+    data = images()
+    for name in ("fedavg", "fedper"):
+        ends = []
+        for engine in ("torch", "native"):
+            task = make_task(data, "lenet5", recipe, engine=engine, objective=balanced)  # type: ignore[arg-type]
+            with monkeypatch.context() as patched:
+                if engine == "native":
+                    patched.setattr(local_module, "gradients", None)
+                ends.append(simulate(make(name), task, data, Plan(3, (1.0, 1.0), evaluate_every=3)).records)
+        for one, other in zip(*ends, strict=True):
+            assert one.memory.keys() == other.memory.keys()
+            for mine, theirs in ((one.memory, other.memory), (one.state, other.state)):
+                assert all(distance(mine[k], theirs[k]) < 1e-3 for k in theirs)
 
 
 # ------------------------------------------------------------------------------------------------------- refusals

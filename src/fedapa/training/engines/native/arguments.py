@@ -26,7 +26,7 @@ class TrainingCall:
     most `clip_norm`; 0 leaves them. A state (`velocity_*`) is SGD's velocity, or with Adam both moments and the number
     of steps, one after another.
     Batch b is `order[bounds[b]:bounds[b+1]]`. With anchors, rho/2 * |w - anchor|^2 is added to the loss; the
-    reported one is the cross-entropy alone. `last` is the number of batches at the end whose mean loss is
+    reported one is without it and without terms. `last` is the number of batches at the end whose mean loss is
     reported, all by default. `extra` is the vector that a shift or a mixture trains along with theta and phi.
     Terms need a theta that is not frozen, a mixture a phi that is not, and soft labels plain cross-entropy.
     """
@@ -73,7 +73,7 @@ class TrainingCall:
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of `Kernel.train`; `loss` is the mean cross-entropy over the reported batches."""
+    """Result of `Kernel.train`; `loss` is the mean over the reported batches, without terms and anchors."""
 
     theta: Tensor
     phi: Tensor
