@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_an_npz_bomb_takes_no_memory(tmp_path: Path) -> None:
     assert bomb.stat().st_size < 2**21
     code = READ.format(imports="from fedapa.data.arrays_file import read_npz", call="read_npz(Path(sys.argv[1]), '')")
     assert peak_mb(code, bomb) < 700
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("|S0", (10**9,)), ("<f4", (10**9, 0)), ("|V0", (10**9, 3))])
+def test_rows_of_nothing_are_no_rows(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A thousand million of them in a file of 300 bytes."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, archive.open("x.npy", "w") as x:
+        np.lib.format.write_array_header_1_0(x, {"descr": kind, "fortran_order": False, "shape": shape})
+    with pytest.raises(InputError, match="x has 1,000,000,000 rows of nothing"):
+        read_npz(tmp_path / "x.npz", "hint")
+
+
+def test_a_header_of_very_many_columns_takes_no_time(tmp_path: Path) -> None:
+    names = [f"column-{k}" for k in range(60_000)]
+    (tmp_path / "x.csv").write_text(",".join([*names, names[-1]]) + "\n")
+    begin = time.process_time()
+    with pytest.raises(InputError, match="two columns are called 'column-59999'"):
+        read_table(tmp_path / "x.csv")
+    assert time.process_time() - begin < 10  # a minute, if each is looked for among all
 
 
 def test_a_parquet_bomb_takes_no_memory(tmp_path: Path) -> None:

@@ -52,11 +52,15 @@ def read_npz(path: Path, hint: str) -> dict[str, npt.NDArray[Any]]:
         with zipfile.ZipFile(path) as archive:
             check_expansion(path, sum(member.file_size for member in archive.infolist()), "arrays")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except InputError:
         raise
     except BROKEN as error:
         raise Damaged(f"{path}: not a readable .npz file ({_reason(error)})", hint) from None
+    for name, array in arrays.items():
+        if not array.nbytes and any(array.shape[:1]):  # its length costs its writer nothing
+            raise Damaged(f"{path}: {name} has {len(array):,} rows of nothing", hint)
+    return arrays
 
 
 def _reason(error: Exception) -> str:

@@ -320,11 +320,13 @@ def _delimiter(path: Path, first: str) -> str:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    for k, name in enumerate(names):
+    seen = set[str]()
+    for k, name in enumerate(names, 1):
         if not name:
-            raise InputError(f"{path}: column {k + 1} has no name", "write one into the first line")
-        if names.index(name) != k:
+            raise InputError(f"{path}: column {k} has no name", "write one into the first line")
+        if name in seen:
             raise InputError(f"{path}: two columns are called '{name}'", "give every column a name of its own")
+        seen.add(name)
     if all(as_number(name) is not None for name in names):
         raise InputError(
             f"{path}: the first line holds numbers, not names of columns",
