@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import damage
 import numpy as np
 import pytest
 import torch
@@ -74,6 +75,16 @@ def test_the_extreme_is_refused_before_the_honest(tmp_path: Path) -> None:
     assert "more than 10 times" in held.logs[0].events[0].text
     assert "is in quarantine" in held.logs[-1].events[0].text  # after three rounds it is not asked any more
     assert abs(honest_score(held) - honest_score(honest)) < 0.05
+
+
+def test_the_table_of_damage_is_what_is_measured() -> None:
+    """FedAvg under a flipped sign, without a bound, with the default and with the strict one."""
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| sign flip |"))
+    stated = [cell.split() for cell in row.split("|")[2].split(" → ")]
+    found = [damage.honest_percent("fedavg", "sign flip", limits).split() for limits in damage.BOUNDS]
+    assert [float(cell[0]) for cell in found] == pytest.approx([float(cell[0]) for cell in stated], abs=2)
+    assert [len(cell) > 1 for cell in found] == [len(cell) > 1 for cell in stated]  # was somebody honest refused?
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedapa", "fedapa-exact", "fedamp", "dbe"])
