@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapa.cli import site_join
-from fedapa.config.load import check, dump
+from fedapa.config.load import check, dump, load
+from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
 from fedapa.errors import InputError
 from fedapa.federation import manifest, processes, site_settings
@@ -24,6 +26,9 @@ from fedapa.federation.kit import KIT
 from fedapa.federation.messages import Terms, TrainReply, TrainRequest
 from fedapa.federation.site_agent import Site, agree, read_config, shared_data
 from fedapa.federation.site_settings import SiteLimits, SiteSettings, read_settings, settings_path, write_settings
+from fedapa.federation.site_store import Store
+from fedapa.site.dry_run import dry_run
+from fedapa.site.federation_config import federation_config
 from fedapa.transports.flower import client_app, site_supervisor, worker
 
 ANYTHING = SiteLimits(min_rows=1, min_batch=1, max_lr=1e9, max_steps=10**9)
@@ -96,14 +101,17 @@ def test_what_was_agreed_leaves(tmp_path: Path) -> None:
     assert (answer.fault, up is not None) == ("", True)
 
 
+def keys_of(section: object) -> list[str]:
+    return [f.name for f in fields(section)] if is_dataclass(section) else [*getattr(type(section), "model_fields", ())]
+
+
 def test_every_section_that_is_not_listed_as_harmless_is_pinned() -> None:
     """A key that is added to a config tomorrow is pinned, too."""
     config = read_config(mine())
     pinned = manifest.pinned(config)
     for section in config.model_fields_set - manifest.NOT_PINNED:
         found = getattr(config, section)
-        names = [f.name for f in fields(found)] if is_dataclass(found) else type(found).model_fields
-        keys = {f"{section}.{key}" for key in names}
+        keys = {f"{section}.{key}" for key in keys_of(found)} or {section}
         assert keys - pinned.keys() <= {f"run.{key}" for key in manifest.ASIDE["run"]}
 
 
@@ -142,6 +150,93 @@ def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) 
     assert site.wire is not None
     del site.wire["said"]["once"]["labels"]
     assert "says other things" in site.describe(mine(), NAMES[0]).fault
+
+
+# ------------------------------------------------------------------------------------- questions about the rows
+
+
+def payroll(folder: Path) -> tuple[Site, str]:
+    """A site whose private targets are numbers, and the config of a run that fits its file."""
+    random = torch.Generator().manual_seed(7)
+    pay = torch.normal(50_000.0, 15_000.0, (60,), generator=random).round().tolist()
+    rows = "".join(f"{20 + k % 50},{k % 7}.5,{value:.0f}\n" for k, value in enumerate(pay))
+    (folder / "staff.csv").write_text("age,dose,pay\n" + rows)
+    (folder / "mine.toml").write_text(
+        '[sites]\nfiles = ["staff.csv"]\nlabel = "pay"\n[objective]\nname = "regression"\n'
+    )
+    changes = ["model.name=mlp", "run.rounds=3", "run.engine=torch", "training.batch=16"]
+    kit = make_sites(folder)[0]
+    write_settings(kit, SiteSettings(data=str(folder / "mine.toml")))
+    return Site.open(kit), federation_config([str(folder / "mine.toml")], "fedavg", changes).text
+
+
+def with_seed(text: str, seed: int) -> str:
+    return dump(load_text(text).model_copy(update={"seeds": [seed]}))
+
+
+def load_text(text: str) -> Config:
+    return check(tomllib.loads(text), text)
+
+
+def sums_told(site: Site, text: str, seeds: int) -> set[float]:
+    """The sums of the train targets that a coordinator gets by asking for a description under so many seeds: as many
+    equations for the single targets."""
+    found = [site.describe(with_seed(text, seed), NAMES[0]) for seed in range(seeds)]
+    return {answer.target[1] for answer in found if not answer.fault}
+
+
+def test_a_site_answers_for_one_split_of_its_rows_alone(tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    every = replace(site, seeds=frozenset(range(8)), store=Store(tmp_path / "other"))
+    assert len(sums_told(every, text, 8)) > 1  # the attack works where a site allows all seeds
+    assert len(sums_told(site, text, 8)) == 1
+    fault = Site.open(tmp_path / NAMES[0]).describe(with_seed(text, 7), NAMES[0]).fault  # after a restart, too
+    assert "the run wants seed 7, this site splits its rows by seed 0 alone" in fault
+    assert "--allow-seed" in fault
+    about = site.describe(with_seed(text, 0), NAMES[0])
+    terms = Terms("ab" * 8, with_seed(text, 7), [NAMES[0]], [about.train], "torch", 0, about.shape, [], [], [])
+    assert "seed 7" in site.visit(terms, ask_of(), {})[0].fault
+
+
+def test_a_wire_json_lists_the_seeds(tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    config = load_text(text).model_copy(update={"seeds": [3, 5], "sites": load(str(tmp_path / "mine.toml")).sites})
+    site.wire = dry_run(config, "fedavg").wire
+    faults = [site.describe(with_seed(text, seed), NAMES[0]).fault for seed in (3, 5, 4)]
+    assert faults[:2] == ["", ""]
+    assert "the server wants seeds = [4], this site agreed to [3, 5]" in faults[2]
+
+
+def test_a_site_allows_the_seeds_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = payroll(tmp_path)
+    kit = tmp_path / NAMES[0]
+    monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
+    assert CliRunner().invoke(site_join.join, [str(kit), "--allow-seed", "1", "--allow-seed", "2"]).exit_code == 0
+    assert read_settings(kit).seeds == [1, 2]
+    faults = [Site.open(kit).describe(with_seed(text, seed), NAMES[0]).fault for seed in (0, 1, 2)]
+    assert "the run wants seed 0, this site splits its rows by seed 1, 2 alone" in faults[0]
+    assert faults[1:] == ["", ""]
+    (tmp_path / "mine.toml").write_text((tmp_path / "mine.toml").read_text() + "# the site's own change\n")
+    assert Site.open(kit).describe(with_seed(text, 2), NAMES[0]).fault == ""
+
+
+def test_questions_without_end_are_refused(tmp_path: Path) -> None:
+    """A question that a visit asks counts as well; the same one again does not."""
+    make_sites(tmp_path)
+    site = replace(Site.open(tmp_path / NAMES[0]), limits=SiteLimits(max_questions=3))
+    texts = [mine(training={"epochs": epochs}) for epochs in range(1, 6)]
+    faults = [site.describe(text, NAMES[0]).fault for text in (*texts[:2], texts[0], texts[0])]
+    assert faults == [""] * 4
+    assert asked(site, terms_of(texts[2]))[0].fault == ""
+    site = replace(Site.open(tmp_path / NAMES[0]), limits=SiteLimits(max_questions=3))
+    assert (
+        "answered 3 different questions about its rows, its limit max_questions"
+        in asked(site, terms_of(texts[3]))[0].fault
+    )
+    assert "max_questions" in site.describe(texts[4], NAMES[0]).fault
+    assert site.describe(texts[2], NAMES[0]).fault == ""
+    (site.store.folder / "questions.json").write_text("[]")
+    assert "what this site was asked before cannot be read" in site.describe(texts[2], NAMES[0]).fault
 
 
 # ----------------------------------------------------------------------------------------- rows from an upload

@@ -48,6 +48,7 @@ from fedapa.federation.messages import (
 )
 from fedapa.federation.releases import Releases
 from fedapa.federation.site_data import Share, own_data, own_rows, shared_data
+from fedapa.federation.site_questions import Questions
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
@@ -127,6 +128,7 @@ class Site:
     methods: frozenset[str] = frozenset()  # beyond the built-in ones: file.py:Class
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
+    seeds: frozenset[int] = frozenset()  # that it allows; none: the first that is asked for
     data: Path | None = None  # the config that describes its own data
     number: int = 0  # of its share
     reason: str = ""  # the last fault in full; it does not leave the site
@@ -143,7 +145,8 @@ class Site:
         allowed = manifest.read(listed) if listed.is_file() else None
         models, methods = frozenset(own.models), frozenset(own.methods)
         store, data = Store(folder / "states"), Path(own.data) if own.data else None
-        return cls(kit.name, store, share, models, methods, allowed, own.limits, data, number, note=note)
+        seeds = frozenset(own.seeds)
+        return cls(kit.name, store, share, models, methods, allowed, own.limits, seeds, data, number, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; an error becomes the description's fault."""
@@ -283,6 +286,8 @@ class Site:
             if config.layout is not None:  # before a row is read by it: whether rows fit a layout tells about them
                 wanted = agreement.fingerprint(agreement.schema_of(config.layout))
                 manifest.check_layout(self.wire, config.methods[0], wanted)
+        own = self.data if self.wire is None else None  # which lists the seeds
+        Questions(self.store.folder).check(text, self.limits.max_questions, config.seeds[0], own, self.seeds)
         return config
 
     def with_own_copies(self, config: Config) -> Config:
