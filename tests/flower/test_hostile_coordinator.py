@@ -20,13 +20,15 @@ from fedapa.cli import site_join
 from fedapa.config.load import check, dump, load
 from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
+from fedapa.data.federated import target_scale
 from fedapa.errors import InputError
 from fedapa.federation import manifest, processes, site_settings
 from fedapa.federation.kit import KIT
-from fedapa.federation.messages import Terms, TrainReply, TrainRequest
+from fedapa.federation.messages import Refused, Terms, TrainReply, TrainRequest
 from fedapa.federation.site_agent import Site, agree, read_config, shared_data
 from fedapa.federation.site_settings import SiteLimits, SiteSettings, read_settings, settings_path, write_settings
 from fedapa.federation.site_store import Store
+from fedapa.federation.site_terms import check_target
 from fedapa.site.dry_run import dry_run
 from fedapa.site.federation_config import federation_config
 from fedapa.transports.flower import client_app, site_supervisor, worker
@@ -318,6 +320,68 @@ def test_limits_are_set_at_the_site_and_kept(tmp_path: Path, monkeypatch: pytest
     for wrong in ("min_batch", "min_batch=0", "max_rate=1", "max_lr=inf"):
         assert isinstance(CliRunner().invoke(site_join.join, [str(kit), "--limit", wrong]).exception, InputError)
     assert read_settings(kit).limits.min_batch == 4
+
+
+def scaled(site: Site, text: str, target: list[float]) -> Terms:
+    about = site.describe(text, NAMES[0])
+    form = about.classes, about.shape, about.mean, about.std
+    return Terms("ab" * 8, text, [NAMES[0]], [about.train], "torch", *form, target)
+
+
+def honest_scale(site: Site, text: str) -> tuple[float, float]:
+    count, total, squares = site.describe(text, NAMES[0]).target
+    return target_scale([(count, total, squares)])
+
+
+def test_targets_are_not_scaled_up(tmp_path: Path) -> None:
+    """A deviation of a hundredth multiplies the loss, and the update, as a rate beyond max_lr would."""
+    site, text = payroll(tmp_path)
+    mean, std = honest_scale(site, text)
+    down = sent(scaled(site, text, [mean, std]))
+    norms = []
+    for factor in (1.0, 0.01):
+        trusting = replace(site, limits=SiteLimits(max_target=1e9), store=Store(tmp_path / str(factor)))
+        _, up = trusting.visit(scaled(site, text, [mean, std * factor]), ask_of(), down)
+        assert up is not None
+        norms.append(float((up["omega"] - down["omega"]).norm()))
+    assert norms[1] > 100 * norms[0]  # the attack works where a site sets no limit
+    for target in ([mean, std * 0.01], [mean + 100 * std, std], [mean, 5e-324]):
+        answer, up = site.visit(scaled(site, text, target), ask_of(), down)
+        assert "exceed its limit max_target = 5" in answer.fault
+        assert up is None
+    answer, up = site.visit(scaled(site, text, [mean, std]), ask_of(), down)
+    assert (answer.fault, up is not None) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ([], "holds 0 numbers, expected is a mean and a standard deviation"),
+        ([50_000.0], "holds 1 numbers"),
+        ([50_000.0, 15_000.0, 1.0], "holds 3 numbers"),
+        ([50_000.0, 0.0], "which is no scale"),
+        ([50_000.0, -15_000.0], "which is no scale"),
+        ([50_000.0, float("nan")], "which is no scale"),
+        ([float("inf"), 15_000.0], "which is no scale"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused_by_name(target: list[float], said: str, tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    down = sent(scaled(site, text, [50_000.0, 15_000.0]))
+    answer, up = site.visit(scaled(site, text, target), ask_of(), down)
+    assert (said in answer.fault, up) == (True, None)
+
+
+def test_a_scale_keeps_to_the_agreed_range_of_the_numbers() -> None:
+    y = torch.tensor([1.0, 2.0, 3.0])
+    for target in ([4.5, 1.0], [-0.5, 1.0], [2.0, 2.5]):
+        with pytest.raises(Refused, match="which numbers from 0 to 4 cannot have"):
+            check_target(target, y, 0, (0.0, 4.0), 5.0)
+    for target in ([0.0, 2.0], [4.0, 2.0], [2.0, 0.8]):
+        check_target(target, y, 0, (0.0, 4.0), 5.0)
+    check_target([3.0, 1.0], torch.full((4,), 3.0), 0, (3.0, 3.5), 5.0)  # numbers that are all equal have deviation 1
+    with pytest.raises(Refused, match="expected is none, as labels are classes"):
+        check_target([2.0, 1.0], y, 3, None, 5.0)
 
 
 # ------------------------------------------------------------------------------------------------- a kit is data

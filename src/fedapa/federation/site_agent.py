@@ -52,6 +52,7 @@ from fedapa.federation.site_questions import Questions
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
+from fedapa.federation.site_terms import check_target
 from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
@@ -259,6 +260,8 @@ class Site:
             form = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
             if form != (terms.classes, terms.shape, terms.mean, terms.std):
                 raise Disclosed("the run expects samples of another format than this site has")
+            limits, y = None if config.layout is None else config.layout.target_range, data.clients[0].train.y
+            check_target(terms.target, y, data.classes, limits, self.limits.max_target)
             with _in_words():
                 found = agree(terms, config)
             self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)

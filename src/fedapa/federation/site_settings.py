@@ -40,6 +40,9 @@ class SiteLimits(BaseModel):
     min_batch: int = Field(8, ge=1, description="smallest batch")
     max_lr: float = Field(1.0, gt=0, description="largest learning rate")
     max_steps: int = Field(10_000, ge=1, description="most steps of one training")
+    max_target: float = Field(
+        5.0, gt=0, description="largest root mean square of its train targets as a run scales them"
+    )
     max_runs: int = Field(
         200, ge=1, description="most runs whose states are here; `fedapa site prune` removes old ones"
     )

@@ -1,0 +1,44 @@
+"""What a site checks about the terms of a run before it agrees to them: numbers that the coordinator computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedapa.federation.messages import Refused
+from fedapa.federation.site_settings import CHANGE
+
+ROUNDING = 1e-9  # of sums
+
+
+def check_target(
+    target: Sequence[float], y: Tensor, classes: int, limits: tuple[float, float] | None, most: float
+) -> None:
+    """Refuse a mean and standard deviation that make this site's targets large: they multiply its loss, and with it its
+    update, whatever the learning rate.
+
+    Honest ones are those of the rows of all sites, so the root mean square of a site's scaled targets is at most
+    sqrt(rows of all / rows of this site), and near 1 where sites are alike. A large deviation makes an update smaller.
+    """
+    if len(target) != (0 if classes else 2):
+        said = "none, as labels are classes" if classes else "a mean and a standard deviation"
+        raise Refused(f"the run's target holds {len(target)} numbers, expected is {said}", "begin a new run")
+    if classes:
+        return
+    mean, std = target
+    said = f"the run scales targets by mean {mean:g} and standard deviation {std:g}"
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise Refused(f"{said}, which is no scale", "begin a new run")
+    low, high = limits or (-math.inf, math.inf)
+    slack = ROUNDING * max(abs(low), abs(high))
+    if limits is not None and not (low - slack <= mean <= high + slack and std <= _widest(limits)):
+        raise Refused(f"{said}, which numbers from {low:g} to {high:g} cannot have", "begin a new run")
+    if float(((y.double() - mean) / std).square().mean().sqrt()) > most:
+        raise Refused(f"{said}; scaled so, this site's exceed its limit max_target = {most:g}", CHANGE)
+
+
+def _widest(limits: tuple[float, float]) -> float:
+    """The largest deviation of numbers in a range: half of them at either end; 1 is that of equal numbers."""
+    return max((limits[1] - limits[0]) / 2 * (1 + ROUNDING), 1.0)
