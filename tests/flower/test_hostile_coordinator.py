@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -382,6 +383,59 @@ def test_a_scale_keeps_to_the_agreed_range_of_the_numbers() -> None:
     check_target([3.0, 1.0], torch.full((4,), 3.0), 0, (3.0, 3.5), 5.0)  # numbers that are all equal have deviation 1
     with pytest.raises(Refused, match="expected is none, as labels are classes"):
         check_target([2.0, 1.0], y, 3, None, 5.0)
+
+
+# ------------------------------------------------------------------------------------------- answers beside epsilon
+
+
+def overflowing(terms: Terms, above: float) -> Tree:
+    """A model whose training fails if and only if pixel 10 of a train row is above this number: one hidden unit leads
+    to one class, both with weights that overflow."""
+    down = sent(terms)
+    omega, first = torch.zeros_like(down["omega"]), 64 * 64
+    omega[10], omega[first], omega[first + 64] = 1e20, -above * 1e20, 1e25
+    return {**down, "omega": omega}
+
+
+def test_faults_of_noised_trainings_are_counted_and_tell_nothing(tmp_path: Path) -> None:
+    """A coordinator that searched for the largest pixel got a fault for every one below, and epsilon counted none."""
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    thresholds = [-1.5, -1.0, -0.5, 0.0, 0.5]
+    faults = [site.visit(terms, ask_of(), overflowing(terms, above))[0].fault for above in thresholds]
+    assert faults[:3] == ["its training failed; its log says why"] * 3
+    assert all(
+        "has answered 3 requests in this run, as many as epsilon was promised for" in said for said in faults[3:]
+    )
+    for above in thresholds[:3]:  # the same question again has the same answer, and does not count
+        answer, up = Site.visit(pinned_site(tmp_path), terms, ask_of(), overflowing(terms, above))
+        assert (answer.fault, up) == (faults[0], None)
+    (counted,) = tmp_path.rglob("releases.json")
+    assert len(json.loads(counted.read_text())["requests"]) == 3
+
+
+def test_why_a_noised_training_failed_is_in_the_sites_own_log(tmp_path: Path) -> None:
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    assert "log" in site.visit(terms, ask_of(), overflowing(terms, -1.0))[0].fault
+    assert "its training diverged" in site.reason
+    shown = replace(ask_of(), train=False, evaluate=True)
+    broken = {"omega": torch.full_like(sent(terms)["omega"], float("nan"))}
+    assert site.visit(terms, shown, broken)[0].fault == "its training failed; its log says why"
+    assert "is broken" in site.reason
+
+
+def test_models_without_end_are_not_scored(tmp_path: Path) -> None:
+    """Every score of a model of the coordinator's choice is an answer about test rows."""
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    down, shown = sent(terms), replace(ask_of(), train=False, evaluate=True)
+    scored = [site.visit(terms, shown, {"omega": down["omega"] * (1 + k)})[0] for k in range(8)]
+    assert [bool(answer.before) for answer in scored] == [True] * 5 + [False] * 3
+    assert "has scored 5 models in round 1, its limit max_scored" in scored[5].fault
+    again = pinned_site(tmp_path).visit(terms, shown, {"omega": down["omega"] * 3})[0]  # after a restart
+    assert again.before == scored[2].before
+    assert site.visit(terms, replace(ask_of(), evaluate=True), {"omega": down["omega"] * 99})[1] is None
+    assert site.visit(terms, replace(shown, round=1), down)[0].before
+    (tmp_path / NAMES[0] / "states" / terms.run / "scored.json").write_text("[]")
+    assert "what this site has scored in this run cannot be read" in site.visit(terms, shown, down)[0].fault
 
 
 # ------------------------------------------------------------------------------------------------- a kit is data

@@ -60,7 +60,7 @@ def key(folder: Path) -> None:
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="min_rows, min_batch, max_lr, max_steps, max_target, max_runs, max_questions.",
+    help="min_rows, min_batch, max_lr, max_steps, max_target, max_scored, max_runs, max_questions.",
 )
 @click.option(
     "--deliver/--no-deliver", default=None, help="Make site-model/ by itself when a run has ended; default: yes."

@@ -46,9 +46,9 @@ from fedapa.federation.messages import (
     digest_of,
     plain,
 )
-from fedapa.federation.releases import Releases
+from fedapa.federation.releases import Releases, request_of
 from fedapa.federation.site_data import Share, own_data, own_rows, shared_data
-from fedapa.federation.site_questions import Questions
+from fedapa.federation.site_questions import Questions, check_scored
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
@@ -67,6 +67,7 @@ from fedapa.training.task import Task
 
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 SALT = "salt"
+FAILED = "its training failed; its log says why"
 NEW_COPY = "every site needs a copy of the coordinator's file"
 DIFFERS = "its columns or classes are not those of the agreed layout; its log names the difference"
 
@@ -97,6 +98,12 @@ def _told_loss(method: Method, reply: Reply) -> list[float]:
     if noise_of(method) is not None or not reply.train_loss.is_known:
         return []
     return [reply.train_loss.total, float(reply.train_loss.samples)]
+
+
+def _told_fault(method: Method, fault: str) -> str:
+    """Why a training failed. With weights of its choice a coordinator makes it fail in a way that tells of rows. So
+    where uploads are noised, all that is told is that it failed."""
+    return FAILED if fault and noise_of(method) is not None else fault
 
 
 def _salted(record: Record) -> Record:
@@ -205,6 +212,8 @@ class Site:
         self._check_name(ask.site)
         agreed, data = self._agree(terms, ask.client)
         _check_rounds(ask, agreed.plan)
+        if ask.evaluate or ask.evaluate_last:
+            check_scored(self.store.place(terms.run), ask.round, request_of(ask, down), self.limits.max_scored)
         train = partial(self._train, terms, ask, down, blank, agreed, data)
         if not ask.train or noise_of(agreed.method) is None:
             return train()
@@ -218,19 +227,23 @@ class Site:
         record = self._record(method, task, plan.seed, terms.run, ask)
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
         reseed(task, plan.seed, request)
-        with _in_words(RunError):  # of training and scoring
+        try:
             new, reply = visit(method, task, data, record, request, plan.seed, Limited(self.limits), Entropy())
+        except RunError as error:  # of scoring
+            why = f"{error.message}. {error.hint}".strip()
+            raise Withheld(_told_fault(method, why), why) from error
         if self.wire is not None and reply.up is not None:
             manifest.check(self.wire, read_config(terms.config).methods[0], reply.up)
         new = _salted(new) if noise_of(method) is not None else new
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
+        self.reason = reply.fault or ""
         if not reply.fault:
             use = site_result.use_of(method.evaluated == "before", ask, down, digest)
             site_result.note_use(self.store, terms.run, use, plan.rounds)
             self.store.prune(terms.run, ask.keep_from, use.rounds)
         answer = replace(
             blank,
-            fault=reply.fault or "",
+            fault=_told_fault(method, self.reason),
             trained=bool(digest),
             digest=digest,
             before=[] if reply.before is None else reply.before.flatten().tolist(),
@@ -394,9 +407,9 @@ def _check_rounds(ask: TrainRequest, plan: Plan) -> None:
 
 
 @contextmanager
-def _in_words(kind: type[FedapaError] = InputError) -> Iterator[None]:
-    """Errors of this kind are sent in full: they are about the run's config and model, not about data."""
+def _in_words() -> Iterator[None]:
+    """Errors of input are sent in full: they are about the run's config and model, not about data."""
     try:
         yield
-    except kind as error:
+    except InputError as error:
         raise Disclosed(error.message, error.hint) from error

@@ -1,4 +1,4 @@
-"""Which questions about its rows a site answers: those of one split, and so many different ones.
+"""Which questions about its rows a site answers: those of one split, so many different ones, and so many scores.
 
 The seed of a run decides which rows are for training. Sums over the train rows of many splits can be solved for single
 rows, and a row that is for training under one seed is scored under another. So a site keeps to the first seed that it
@@ -11,14 +11,40 @@ import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedapa.errors import InputError
+from fedapa.errors import FedapaError, InputError
 from fedapa.federation.messages import Disclosed, Refused, digest_of
+from fedapa.federation.site_settings import CHANGE
+from fedapa.federation.site_store import reason_of
 from fedapa.store.atomic_io import make_folder, write_json
 
-FILE = "questions.json"  # beside the states
+FILE, SCORED = "questions.json", "scored.json"  # beside the states of all runs; among those of one
 ALLOW = "the site can allow it: fedapa site join KIT --allow-seed SEED, once for every seed"
+
+
+def check_scored(run: Path, round: int, request: str, most: int) -> None:
+    """Refuse to score more than ``most`` models in a round: each score is an answer about test rows. An honest run asks
+    for one; a resumed one asks again, for another where other sites took part."""
+    path = run / SCORED
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        scored = [str(name) for name in found.get(str(round), [])]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise Disclosed("what this site has scored in this run cannot be read", "start a new run") from error
+    if request[:16] in scored:
+        return
+    if len(scored) >= most:
+        said = f"this site has scored {len(scored)} models in round {round + 1}, its limit max_scored"
+        raise Refused(said, CHANGE)
+    _write(path, {**found, str(round): [*scored, request[:16]]})
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    try:
+        write_json(make_folder(path.parent) / path.name, content)
+    except FedapaError as error:
+        raise Disclosed(f"cannot write what it was asked: {reason_of(error)}", "is the disk full?") from error
 
 
 class Answered(NamedTuple):
@@ -42,10 +68,10 @@ class Questions:
                 said = (
                     f"this site has answered {len(asked)} different questions about its rows, its limit max_questions"
                 )
-                raise Refused(said, "the site can raise it: fedapa site join KIT --limit max_questions=NUMBER")
+                raise Refused(said, CHANGE)
             asked.append(question)
         if (noted := Answered(seeds, asked)) != found:
-            write_json(make_folder(self.path.parent) / FILE, noted._asdict())
+            _write(self.path, noted._asdict())
 
     def _kept(self, seeds: dict[str, int], seed: int, mark: str, allowed: Collection[int]) -> dict[str, int]:
         """The seed to note for this config, once this one may be used."""

@@ -43,6 +43,7 @@ class SiteLimits(BaseModel):
     max_target: float = Field(
         5.0, gt=0, description="largest root mean square of its train targets as a run scales them"
     )
+    max_scored: int = Field(5, ge=1, description="most different requests of one round whose models are scored here")
     max_runs: int = Field(
         200, ge=1, description="most runs whose states are here; `fedapa site prune` removes old ones"
     )
