@@ -438,6 +438,44 @@ def test_models_without_end_are_not_scored(tmp_path: Path) -> None:
     assert "what this site has scored in this run cannot be read" in site.visit(terms, shown, down)[0].fault
 
 
+# ------------------------------------------------------------------------------------------------ a site's disk
+
+
+def test_states_of_one_round_do_not_fill_the_disk(tmp_path: Path) -> None:
+    """Every other model makes another state, and ``keep_from = 0`` lets the coordinator keep all of them."""
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), terms_of(config_text("fedavg", participation=(1.0, 1.0)))
+    down = sent(terms)["omega"]
+    answers = [site.visit(terms, ask_of(), {"omega": down + k * 1e-3})[0] for k in range(5)]
+    found = sorted(path.name[13:29] for path in tmp_path.rglob("round-*.safetensors"))
+    assert found == sorted(answer.digest[:16] for answer in answers[-2:])
+    accepted = replace(ask_of(1), accepted=1, digest=answers[-2].digest)
+    assert site.visit(terms, accepted, {"omega": down})[0].fault == ""
+    assert len(list(tmp_path.rglob("round-000002-*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["x" * 100_000], "is no name of a site"),
+        (["a\nb"], "is no name of a site"),
+        (["x"] * 10_000, "10004 names of sites and 10004 sizes, at most 10000"),
+    ],
+)
+def test_names_do_not_fill_a_sites_log(names: list[str], said: str, tmp_path: Path) -> None:
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), terms_of(config_text("fedavg"))
+    many = replace(terms, names=terms.names + names, sizes=terms.sizes + [1] * len(names))
+    answer, up = site.visit(many, ask_of(), sent(terms))
+    assert (said in answer.fault, up) == (True, None)
+    assert not site.store.place(terms.run).exists()
+    most = replace(terms, names=[*terms.names, *(f"s{k}" for k in range(9_996))], sizes=[*terms.sizes, *[1] * 9_996])
+    assert site.visit(most, ask_of(), sent(terms))[0].fault == ""
+    assert (tmp_path / NAMES[0] / "audit.jsonl").stat().st_size < 5_000
+    fewer = replace(terms, sizes=terms.sizes[:1])
+    assert "4 names of sites and 1 sizes" in site.visit(fewer, ask_of(), sent(terms))[0].fault
+
+
 # ------------------------------------------------------------------------------------------------- a kit is data
 
 

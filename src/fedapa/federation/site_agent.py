@@ -52,7 +52,7 @@ from fedapa.federation.site_questions import Questions, check_scored
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
-from fedapa.federation.site_terms import check_target
+from fedapa.federation.site_terms import check_names, check_target
 from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
@@ -264,6 +264,7 @@ class Site:
         if not mine or mine[0][0] != self.name:
             raise Disclosed(f"the run has no site {self.name} of number {client}")
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
+            check_names(terms)
             config = self._checked(terms.config)
             self.limits.check_runs(self.store, terms.run)
             data = self._data(config)
@@ -277,7 +278,8 @@ class Site:
             check_target(terms.target, y, data.classes, limits, self.limits.max_target)
             with _in_words():
                 found = agree(terms, config)
-            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
+            names = digest_of("\n".join(terms.names))
+            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=len(terms.names), names=names)
             schema, sites = self.preparation(config)
             site_result.write_about(self.store, About(terms, client, data.fingerprint, schema, sites))
             self._agreed = {terms.run: (terms, found, data.clients[0])}

@@ -7,10 +7,21 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedapa.federation.messages import Refused
+from fedapa.federation.kit import NAME
+from fedapa.federation.messages import Refused, Terms, plain
 from fedapa.federation.site_settings import CHANGE
 
 ROUNDING = 1e-9  # of sums
+MOST_SITES = 10_000  # of a run; their names are kept
+
+
+def check_names(terms: Terms) -> None:
+    """Refuse names that no coordinator gives to sites, since they are written to this site's disk."""
+    if len(terms.names) != len(terms.sizes) or len(terms.names) > MOST_SITES:
+        said = f"the run has {len(terms.names)} names of sites and {len(terms.sizes)} sizes, at most {MOST_SITES}"
+        raise Refused(said, "begin a new run")
+    if (odd := next((name for name in terms.names if not NAME.fullmatch(name)), None)) is not None:
+        raise Refused(f"{plain(odd, 40)!r} is no name of a site", "letters, digits, . _ and -, at most 63")
 
 
 def check_target(
