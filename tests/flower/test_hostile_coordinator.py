@@ -25,7 +25,7 @@ from fedapa.data.federated import target_scale
 from fedapa.errors import InputError
 from fedapa.federation import manifest, processes, site_settings
 from fedapa.federation.kit import KIT
-from fedapa.federation.messages import Refused, Terms, TrainReply, TrainRequest
+from fedapa.federation.messages import Refused, Terms, TrainReply, TrainRequest, digest_of
 from fedapa.federation.site_agent import Site, agree, read_config, shared_data
 from fedapa.federation.site_settings import SiteLimits, SiteSettings, read_settings, settings_path, write_settings
 from fedapa.federation.site_store import Store
@@ -148,6 +148,28 @@ def test_runs_without_end_are_refused(tmp_path: Path) -> None:
     assert not site.store.place(runs[2]).exists()
 
 
+def test_no_other_run_hides_under_the_id_of_one(tmp_path: Path) -> None:
+    """Without noise and without a wire.json, one id of a run held as many runs as the coordinator liked."""
+    make_sites(tmp_path)
+    site, text = Site.open(tmp_path / NAMES[0]), config_text("fedavg", participation=(1.0, 1.0))
+    terms = terms_of(text)
+    assert asked(site, terms)[0].fault == ""
+    swapped = [terms.names[0], *reversed(terms.names[1:])]
+    others = {
+        "config": replace(terms, config=text.replace("lr = 0.05", "lr = 0.06")),
+        "engine": replace(terms, engine="native"),
+        "list of sites": replace(terms, names=swapped),
+    }
+    for changed, other in others.items():
+        for again in (site, Site.open(tmp_path / NAMES[0])):
+            answer, up = again.visit(other, ask_of(), sent(terms))
+            assert f"the run's {changed} changed since this site agreed to it" in answer.fault
+            assert up is None
+    longer = replace(terms, names=[*terms.names, "elm"], sizes=[*terms.sizes, 40])  # elm joined
+    for later in (longer, terms, replace(longer, run="cd" * 8)):  # rounds before that, played again; a run of its own
+        assert asked(site, later)[0].fault == ""
+
+
 def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) -> None:
     site = pinned_site(tmp_path)
     assert site.wire is not None
@@ -234,7 +256,7 @@ def test_questions_without_end_are_refused(tmp_path: Path) -> None:
     site = replace(Site.open(tmp_path / NAMES[0]), limits=SiteLimits(max_questions=3))
     assert (
         "answered 3 different questions about its rows, its limit max_questions"
-        in asked(site, terms_of(texts[3]))[0].fault
+        in asked(site, terms_of(texts[3], "cd" * 8))[0].fault
     )
     assert "max_questions" in site.describe(texts[4], NAMES[0]).fault
     assert site.describe(texts[2], NAMES[0]).fault == ""
@@ -247,7 +269,8 @@ def test_questions_without_end_are_refused(tmp_path: Path) -> None:
 
 def greedy(lr: float, batch: int) -> Terms:
     text = config_text("fedavg", participation=(1.0, 1.0)).replace("momentum = 0.9", "momentum = 0.0")
-    return terms_of(text.replace("lr = 0.05", f"lr = {lr}").replace("batch = 32", f"batch = {batch}"))
+    text = text.replace("lr = 0.05", f"lr = {lr}").replace("batch = 32", f"batch = {batch}")
+    return terms_of(text, digest_of(text))
 
 
 def rows_read_off(terms: Terms, up: Tree) -> int:

@@ -52,7 +52,7 @@ from fedapa.federation.site_questions import Questions, check_scored
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
-from fedapa.federation.site_terms import check_names, check_target
+from fedapa.federation.site_terms import check_continues, check_names, check_target
 from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
@@ -265,6 +265,7 @@ class Site:
             raise Disclosed(f"the run has no site {self.name} of number {client}")
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
             check_names(terms)
+            check_continues(self.store, terms, client)
             config = self._checked(terms.config)
             self.limits.check_runs(self.store, terms.run)
             data = self._data(config)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from torch import Tensor
 
 from fedapa.federation.kit import NAME
 from fedapa.federation.messages import Refused, Terms, plain
+from fedapa.federation.site_result import ABOUT, read_about
 from fedapa.federation.site_settings import CHANGE
+from fedapa.federation.site_store import Store
 
 ROUNDING = 1e-9  # of sums
 MOST_SITES = 10_000  # of a run; their names are kept
@@ -22,6 +25,22 @@ def check_names(terms: Terms) -> None:
         raise Refused(said, "begin a new run")
     if (odd := next((name for name in terms.names if not NAME.fullmatch(name)), None)) is not None:
         raise Refused(f"{plain(odd, 40)!r} is no name of a site", "letters, digits, . _ and -, at most 63")
+
+
+def check_continues(store: Store, terms: Terms, client: int) -> None:
+    """Refuse another run under the id of one that this site agreed to: ``max_runs`` would not count it. Sites that join
+    later come behind those that are there, and are gone again where a resumed run plays rounds before them."""
+    if not (store.place(terms.run) / ABOUT).is_file():
+        return
+    about = read_about(store, terms.run)
+    known = about.terms
+    fixed = [f.name for f in fields(Terms) if f.name not in ("names", "sizes")]
+    changed = [name for name in fixed if getattr(terms, name) != getattr(known, name)]
+    pairs = zip(zip(terms.names, terms.sizes, strict=True), zip(known.names, known.sizes, strict=True), strict=False)
+    if client != about.client or any(now != then for now, then in pairs):
+        changed.append("list of sites")
+    if changed:
+        raise Refused(f"the run's {changed[0]} changed since this site agreed to it", "start a new run")
 
 
 def check_target(
