@@ -167,7 +167,8 @@ def test_a_site_notes_what_was_agreed_what_left_and_what_it_refused(tmp_path: Pa
     over_grid(grid(session, terms), terms)
     rows = audit_log.read(sites[0])
     assert [row["event"] for row in rows] == ["agreed", "sent", "sent"]
-    assert (rows[0]["run"], rows[0]["sites"], rows[0]["terms"]) == (terms.run, NAMES, digest_of(terms.config))
+    assert (rows[0]["run"], rows[0]["sites"], rows[0]["terms"]) == (terms.run, 4, digest_of(terms.config))
+    assert rows[0]["names"] == digest_of("\n".join(NAMES))
     assert [row["digest"] for row in rows[1:]] == session.left[100]
     assert rows[1]["tensors"] == ["theta"]
     greedy = terms_of(config_text(rounds=2, participation=(1.0, 1.0)).replace("batch = 32", "batch = 1"), "cd" * 8)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +18,20 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapa.cli import site_join
-from fedapa.config.load import check, dump
+from fedapa.config.load import check, dump, load
+from fedapa.config.sections import Config
 from fedapa.core.tree import Tree
+from fedapa.data.federated import target_scale
 from fedapa.errors import InputError
 from fedapa.federation import manifest, processes, site_settings
 from fedapa.federation.kit import KIT
-from fedapa.federation.messages import Terms, TrainReply, TrainRequest
+from fedapa.federation.messages import Refused, Terms, TrainReply, TrainRequest, digest_of
 from fedapa.federation.site_agent import Site, agree, read_config, shared_data
 from fedapa.federation.site_settings import SiteLimits, SiteSettings, read_settings, settings_path, write_settings
+from fedapa.federation.site_store import Store
+from fedapa.federation.site_terms import check_target
+from fedapa.site.dry_run import dry_run
+from fedapa.site.federation_config import federation_config
 from fedapa.transports.flower import client_app, site_supervisor, worker
 
 ANYTHING = SiteLimits(min_rows=1, min_batch=1, max_lr=1e9, max_steps=10**9)
@@ -96,14 +104,17 @@ def test_what_was_agreed_leaves(tmp_path: Path) -> None:
     assert (answer.fault, up is not None) == ("", True)
 
 
+def keys_of(section: object) -> list[str]:
+    return [f.name for f in fields(section)] if is_dataclass(section) else [*getattr(type(section), "model_fields", ())]
+
+
 def test_every_section_that_is_not_listed_as_harmless_is_pinned() -> None:
     """A key that is added to a config tomorrow is pinned, too."""
     config = read_config(mine())
     pinned = manifest.pinned(config)
     for section in config.model_fields_set - manifest.NOT_PINNED:
         found = getattr(config, section)
-        names = [f.name for f in fields(found)] if is_dataclass(found) else type(found).model_fields
-        keys = {f"{section}.{key}" for key in names}
+        keys = {f"{section}.{key}" for key in keys_of(found)} or {section}
         assert keys - pinned.keys() <= {f"run.{key}" for key in manifest.ASIDE["run"]}
 
 
@@ -137,6 +148,28 @@ def test_runs_without_end_are_refused(tmp_path: Path) -> None:
     assert not site.store.place(runs[2]).exists()
 
 
+def test_no_other_run_hides_under_the_id_of_one(tmp_path: Path) -> None:
+    """Without noise and without a wire.json, one id of a run held as many runs as the coordinator liked."""
+    make_sites(tmp_path)
+    site, text = Site.open(tmp_path / NAMES[0]), config_text("fedavg", participation=(1.0, 1.0))
+    terms = terms_of(text)
+    assert asked(site, terms)[0].fault == ""
+    swapped = [terms.names[0], *reversed(terms.names[1:])]
+    others = {
+        "config": replace(terms, config=text.replace("lr = 0.05", "lr = 0.06")),
+        "engine": replace(terms, engine="native"),
+        "list of sites": replace(terms, names=swapped),
+    }
+    for changed, other in others.items():
+        for again in (site, Site.open(tmp_path / NAMES[0])):
+            answer, up = again.visit(other, ask_of(), sent(terms))
+            assert f"the run's {changed} changed since this site agreed to it" in answer.fault
+            assert up is None
+    longer = replace(terms, names=[*terms.names, "elm"], sizes=[*terms.sizes, 40])  # elm joined
+    for later in (longer, terms, replace(longer, run="cd" * 8)):  # rounds before that, played again; a run of its own
+        assert asked(site, later)[0].fault == ""
+
+
 def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) -> None:
     site = pinned_site(tmp_path)
     assert site.wire is not None
@@ -144,12 +177,100 @@ def test_code_that_says_more_than_the_dry_run_listed_is_refused(tmp_path: Path) 
     assert "says other things" in site.describe(mine(), NAMES[0]).fault
 
 
+# ------------------------------------------------------------------------------------- questions about the rows
+
+
+def payroll(folder: Path) -> tuple[Site, str]:
+    """A site whose private targets are numbers, and the config of a run that fits its file."""
+    random = torch.Generator().manual_seed(7)
+    pay = torch.normal(50_000.0, 15_000.0, (60,), generator=random).round().tolist()
+    rows = "".join(f"{20 + k % 50},{k % 7}.5,{value:.0f}\n" for k, value in enumerate(pay))
+    (folder / "staff.csv").write_text("age,dose,pay\n" + rows)
+    (folder / "mine.toml").write_text(
+        '[sites]\nfiles = ["staff.csv"]\nlabel = "pay"\n[objective]\nname = "regression"\n'
+    )
+    changes = ["model.name=mlp", "run.rounds=3", "run.engine=torch", "training.batch=16"]
+    kit = make_sites(folder)[0]
+    write_settings(kit, SiteSettings(data=str(folder / "mine.toml")))
+    return Site.open(kit), federation_config([str(folder / "mine.toml")], "fedavg", changes).text
+
+
+def with_seed(text: str, seed: int) -> str:
+    return dump(load_text(text).model_copy(update={"seeds": [seed]}))
+
+
+def load_text(text: str) -> Config:
+    return check(tomllib.loads(text), text)
+
+
+def sums_told(site: Site, text: str, seeds: int) -> set[float]:
+    """The sums of the train targets that a coordinator gets by asking for a description under so many seeds: as many
+    equations for the single targets."""
+    found = [site.describe(with_seed(text, seed), NAMES[0]) for seed in range(seeds)]
+    return {answer.target[1] for answer in found if not answer.fault}
+
+
+def test_a_site_answers_for_one_split_of_its_rows_alone(tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    every = replace(site, seeds=frozenset(range(8)), store=Store(tmp_path / "other"))
+    assert len(sums_told(every, text, 8)) > 1  # the attack works where a site allows all seeds
+    assert len(sums_told(site, text, 8)) == 1
+    fault = Site.open(tmp_path / NAMES[0]).describe(with_seed(text, 7), NAMES[0]).fault  # after a restart, too
+    assert "the run wants seed 7, this site splits its rows by seed 0 alone" in fault
+    assert "--allow-seed" in fault
+    about = site.describe(with_seed(text, 0), NAMES[0])
+    terms = Terms("ab" * 8, with_seed(text, 7), [NAMES[0]], [about.train], "torch", 0, about.shape, [], [], [])
+    assert "seed 7" in site.visit(terms, ask_of(), {})[0].fault
+
+
+def test_a_wire_json_lists_the_seeds(tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    config = load_text(text).model_copy(update={"seeds": [3, 5], "sites": load(str(tmp_path / "mine.toml")).sites})
+    site.wire = dry_run(config, "fedavg").wire
+    faults = [site.describe(with_seed(text, seed), NAMES[0]).fault for seed in (3, 5, 4)]
+    assert faults[:2] == ["", ""]
+    assert "the server wants seeds = [4], this site agreed to [3, 5]" in faults[2]
+
+
+def test_a_site_allows_the_seeds_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = payroll(tmp_path)
+    kit = tmp_path / NAMES[0]
+    monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
+    assert CliRunner().invoke(site_join.join, [str(kit), "--allow-seed", "1", "--allow-seed", "2"]).exit_code == 0
+    assert read_settings(kit).seeds == [1, 2]
+    faults = [Site.open(kit).describe(with_seed(text, seed), NAMES[0]).fault for seed in (0, 1, 2)]
+    assert "the run wants seed 0, this site splits its rows by seed 1, 2 alone" in faults[0]
+    assert faults[1:] == ["", ""]
+    (tmp_path / "mine.toml").write_text((tmp_path / "mine.toml").read_text() + "# the site's own change\n")
+    assert Site.open(kit).describe(with_seed(text, 2), NAMES[0]).fault == ""
+
+
+def test_questions_without_end_are_refused(tmp_path: Path) -> None:
+    """A question that a visit asks counts as well; the same one again does not."""
+    make_sites(tmp_path)
+    site = replace(Site.open(tmp_path / NAMES[0]), limits=SiteLimits(max_questions=3))
+    texts = [mine(training={"epochs": epochs}) for epochs in range(1, 6)]
+    faults = [site.describe(text, NAMES[0]).fault for text in (*texts[:2], texts[0], texts[0])]
+    assert faults == [""] * 4
+    assert asked(site, terms_of(texts[2]))[0].fault == ""
+    site = replace(Site.open(tmp_path / NAMES[0]), limits=SiteLimits(max_questions=3))
+    assert (
+        "answered 3 different questions about its rows, its limit max_questions"
+        in asked(site, terms_of(texts[3], "cd" * 8))[0].fault
+    )
+    assert "max_questions" in site.describe(texts[4], NAMES[0]).fault
+    assert site.describe(texts[2], NAMES[0]).fault == ""
+    (site.store.folder / "questions.json").write_text("[]")
+    assert "what this site was asked before cannot be read" in site.describe(texts[2], NAMES[0]).fault
+
+
 # ----------------------------------------------------------------------------------------- rows from an upload
 
 
 def greedy(lr: float, batch: int) -> Terms:
     text = config_text("fedavg", participation=(1.0, 1.0)).replace("momentum = 0.9", "momentum = 0.0")
-    return terms_of(text.replace("lr = 0.05", f"lr = {lr}").replace("batch = 32", f"batch = {batch}"))
+    text = text.replace("lr = 0.05", f"lr = {lr}").replace("batch = 32", f"batch = {batch}")
+    return terms_of(text, digest_of(text))
 
 
 def rows_read_off(terms: Terms, up: Tree) -> int:
@@ -223,6 +344,159 @@ def test_limits_are_set_at_the_site_and_kept(tmp_path: Path, monkeypatch: pytest
     for wrong in ("min_batch", "min_batch=0", "max_rate=1", "max_lr=inf"):
         assert isinstance(CliRunner().invoke(site_join.join, [str(kit), "--limit", wrong]).exception, InputError)
     assert read_settings(kit).limits.min_batch == 4
+
+
+def scaled(site: Site, text: str, target: list[float]) -> Terms:
+    about = site.describe(text, NAMES[0])
+    form = about.classes, about.shape, about.mean, about.std
+    return Terms("ab" * 8, text, [NAMES[0]], [about.train], "torch", *form, target)
+
+
+def honest_scale(site: Site, text: str) -> tuple[float, float]:
+    count, total, squares = site.describe(text, NAMES[0]).target
+    return target_scale([(count, total, squares)])
+
+
+def test_targets_are_not_scaled_up(tmp_path: Path) -> None:
+    """A deviation of a hundredth multiplies the loss, and the update, as a rate beyond max_lr would."""
+    site, text = payroll(tmp_path)
+    mean, std = honest_scale(site, text)
+    down = sent(scaled(site, text, [mean, std]))
+    norms = []
+    for factor in (1.0, 0.01):
+        trusting = replace(site, limits=SiteLimits(max_target=1e9), store=Store(tmp_path / str(factor)))
+        _, up = trusting.visit(scaled(site, text, [mean, std * factor]), ask_of(), down)
+        assert up is not None
+        norms.append(float((up["omega"] - down["omega"]).norm()))
+    assert norms[1] > 100 * norms[0]  # the attack works where a site sets no limit
+    for target in ([mean, std * 0.01], [mean + 100 * std, std], [mean, 5e-324]):
+        answer, up = site.visit(scaled(site, text, target), ask_of(), down)
+        assert "exceed its limit max_target = 5" in answer.fault
+        assert up is None
+    answer, up = site.visit(scaled(site, text, [mean, std]), ask_of(), down)
+    assert (answer.fault, up is not None) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ([], "holds 0 numbers, expected is a mean and a standard deviation"),
+        ([50_000.0], "holds 1 numbers"),
+        ([50_000.0, 15_000.0, 1.0], "holds 3 numbers"),
+        ([50_000.0, 0.0], "which is no scale"),
+        ([50_000.0, -15_000.0], "which is no scale"),
+        ([50_000.0, float("nan")], "which is no scale"),
+        ([float("inf"), 15_000.0], "which is no scale"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused_by_name(target: list[float], said: str, tmp_path: Path) -> None:
+    site, text = payroll(tmp_path)
+    down = sent(scaled(site, text, [50_000.0, 15_000.0]))
+    answer, up = site.visit(scaled(site, text, target), ask_of(), down)
+    assert (said in answer.fault, up) == (True, None)
+
+
+def test_a_scale_keeps_to_the_agreed_range_of_the_numbers() -> None:
+    y = torch.tensor([1.0, 2.0, 3.0])
+    for target in ([4.5, 1.0], [-0.5, 1.0], [2.0, 2.5]):
+        with pytest.raises(Refused, match="which numbers from 0 to 4 cannot have"):
+            check_target(target, y, 0, (0.0, 4.0), 5.0)
+    for target in ([0.0, 2.0], [4.0, 2.0], [2.0, 0.8]):
+        check_target(target, y, 0, (0.0, 4.0), 5.0)
+    check_target([3.0, 1.0], torch.full((4,), 3.0), 0, (3.0, 3.5), 5.0)  # numbers that are all equal have deviation 1
+    with pytest.raises(Refused, match="expected is none, as labels are classes"):
+        check_target([2.0, 1.0], y, 3, None, 5.0)
+
+
+# ------------------------------------------------------------------------------------------- answers beside epsilon
+
+
+def overflowing(terms: Terms, above: float) -> Tree:
+    """A model whose training fails if and only if pixel 10 of a train row is above this number: one hidden unit leads
+    to one class, both with weights that overflow."""
+    down = sent(terms)
+    omega, first = torch.zeros_like(down["omega"]), 64 * 64
+    omega[10], omega[first], omega[first + 64] = 1e20, -above * 1e20, 1e25
+    return {**down, "omega": omega}
+
+
+def test_faults_of_noised_trainings_are_counted_and_tell_nothing(tmp_path: Path) -> None:
+    """A coordinator that searched for the largest pixel got a fault for every one below, and epsilon counted none."""
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    thresholds = [-1.5, -1.0, -0.5, 0.0, 0.5]
+    faults = [site.visit(terms, ask_of(), overflowing(terms, above))[0].fault for above in thresholds]
+    assert faults[:3] == ["its training failed; its log says why"] * 3
+    assert all(
+        "has answered 3 requests in this run, as many as epsilon was promised for" in said for said in faults[3:]
+    )
+    for above in thresholds[:3]:  # the same question again has the same answer, and does not count
+        answer, up = Site.visit(pinned_site(tmp_path), terms, ask_of(), overflowing(terms, above))
+        assert (answer.fault, up) == (faults[0], None)
+    (counted,) = tmp_path.rglob("releases.json")
+    assert len(json.loads(counted.read_text())["requests"]) == 3
+
+
+def test_why_a_noised_training_failed_is_in_the_sites_own_log(tmp_path: Path) -> None:
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    assert "log" in site.visit(terms, ask_of(), overflowing(terms, -1.0))[0].fault
+    assert "its training diverged" in site.reason
+    shown = replace(ask_of(), train=False, evaluate=True)
+    broken = {"omega": torch.full_like(sent(terms)["omega"], float("nan"))}
+    assert site.visit(terms, shown, broken)[0].fault == "its training failed; its log says why"
+    assert "is broken" in site.reason
+
+
+def test_models_without_end_are_not_scored(tmp_path: Path) -> None:
+    """Every score of a model of the coordinator's choice is an answer about test rows."""
+    site, terms = pinned_site(tmp_path), terms_of(mine())
+    down, shown = sent(terms), replace(ask_of(), train=False, evaluate=True)
+    scored = [site.visit(terms, shown, {"omega": down["omega"] * (1 + k)})[0] for k in range(8)]
+    assert [bool(answer.before) for answer in scored] == [True] * 5 + [False] * 3
+    assert "has scored 5 models in round 1, its limit max_scored" in scored[5].fault
+    again = pinned_site(tmp_path).visit(terms, shown, {"omega": down["omega"] * 3})[0]  # after a restart
+    assert again.before == scored[2].before
+    assert site.visit(terms, replace(ask_of(), evaluate=True), {"omega": down["omega"] * 99})[1] is None
+    assert site.visit(terms, replace(shown, round=1), down)[0].before
+    (tmp_path / NAMES[0] / "states" / terms.run / "scored.json").write_text("[]")
+    assert "what this site has scored in this run cannot be read" in site.visit(terms, shown, down)[0].fault
+
+
+# ------------------------------------------------------------------------------------------------ a site's disk
+
+
+def test_states_of_one_round_do_not_fill_the_disk(tmp_path: Path) -> None:
+    """Every other model makes another state, and ``keep_from = 0`` lets the coordinator keep all of them."""
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), terms_of(config_text("fedavg", participation=(1.0, 1.0)))
+    down = sent(terms)["omega"]
+    answers = [site.visit(terms, ask_of(), {"omega": down + k * 1e-3})[0] for k in range(5)]
+    found = sorted(path.name[13:29] for path in tmp_path.rglob("round-*.safetensors"))
+    assert found == sorted(answer.digest[:16] for answer in answers[-2:])
+    accepted = replace(ask_of(1), accepted=1, digest=answers[-2].digest)
+    assert site.visit(terms, accepted, {"omega": down})[0].fault == ""
+    assert len(list(tmp_path.rglob("round-000002-*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["x" * 100_000], "is no name of a site"),
+        (["a\nb"], "is no name of a site"),
+        (["x"] * 10_000, "10004 names of sites and 10004 sizes, at most 10000"),
+    ],
+)
+def test_names_do_not_fill_a_sites_log(names: list[str], said: str, tmp_path: Path) -> None:
+    make_sites(tmp_path)
+    site, terms = Site.open(tmp_path / NAMES[0]), terms_of(config_text("fedavg"))
+    many = replace(terms, names=terms.names + names, sizes=terms.sizes + [1] * len(names))
+    answer, up = site.visit(many, ask_of(), sent(terms))
+    assert (said in answer.fault, up) == (True, None)
+    assert not site.store.place(terms.run).exists()
+    most = replace(terms, names=[*terms.names, *(f"s{k}" for k in range(9_996))], sizes=[*terms.sizes, *[1] * 9_996])
+    assert site.visit(most, ask_of(), sent(terms))[0].fault == ""
+    assert (tmp_path / NAMES[0] / "audit.jsonl").stat().st_size < 5_000
+    fewer = replace(terms, sizes=terms.sizes[:1])
+    assert "4 names of sites and 1 sizes" in site.visit(fewer, ask_of(), sent(terms))[0].fault
 
 
 # ------------------------------------------------------------------------------------------------- a kit is data

@@ -249,6 +249,7 @@ def test_killed_at_any_moment_no_second_noise_of_one_update_leaves(
         patch.setattr(places[moment], kill)
         with pytest.raises(Killed):
             opened(tmp_path).visit(terms, ask_of(), sent_by(0, terms))
+    assert counted(tmp_path, terms) == (moment != "count")  # before anything is drawn
     _, up = upload(opened(tmp_path), terms, ask_of())
     kept = moment in ("count", "sent")
     assert len(drawn) == (1 if kept else 2)
@@ -268,7 +269,7 @@ def test_a_coordinator_that_repeats_itself_with_small_changes_ends_at_the_promis
         upload(opened(tmp_path), terms, ask_of(), {"omega": down["omega"] + 1e-6 * k})
     answer, up = opened(tmp_path).visit(terms, ask_of(), {"omega": down["omega"] + 1e-6 * 3})
     assert up is None
-    assert "has sent 3 noised uploads in this run, as many as epsilon was promised for" in answer.fault
+    assert "has answered 3 requests in this run, as many as epsilon was promised for" in answer.fault
     upload(opened(tmp_path), terms, ask_of(), {"omega": down["omega"]})  # what was kept is sent again
 
 
@@ -403,7 +404,7 @@ def test_the_loss_of_the_rows_stays_where_uploads_are_noised(tmp_path: Path) -> 
 
 # Every field of what a site says, and the words under which NOT_COVERED lists it; None: it holds nothing of the rows.
 SAID = {
-    "run": None, "site": "the site's name", "round": "that it takes part", "fault": "why a training failed",
+    "run": None, "site": "the site's name", "round": "that it takes part", "fault": "that a training failed",
     "trained": "that it takes part", "digest": None,
     "before": "scores on test and validation rows before and after training",
     "after": "scores on test and validation rows before and after training", "seconds": "how long it took",

@@ -48,7 +48,19 @@ def key(folder: Path) -> None:
 )
 @click.option("--allow-method", "methods", multiple=True, metavar="FILE.py:CLASS", help="A method that runs may use.")
 @click.option(
-    "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="min_rows, min_batch, max_lr, max_steps, max_runs."
+    "--allow-seed",
+    "seeds",
+    multiple=True,
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="By which runs may split this site's rows; default: the first that is asked for.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="min_rows, min_batch, max_lr, max_steps, max_target, max_scored, max_runs, max_questions.",
 )
 @click.option(
     "--deliver/--no-deliver", default=None, help="Make site-model/ by itself when a run has ended; default: yes."
@@ -60,13 +72,14 @@ def join(
     share: int | None,
     models: tuple[str, ...],
     methods: tuple[str, ...],
+    seeds: tuple[int, ...],
     limits: tuple[str, ...],
     deliver: bool | None,
     detach: bool,
 ) -> None:
     """Join the federation with the folder KIT: answer the coordinator, train here, keep this site's states here.
 
-    --data, --share, --allow-model, --allow-method, --limit and --deliver are saved beside that folder, in
+    --data, --share, --allow-model, --allow-method, --allow-seed, --limit and --deliver are saved beside that folder, in
     KIT.settings.toml. When a run has ended, this site's model of it is made here, as by `fedapa site export`.
     """
     require_flower()
@@ -82,6 +95,7 @@ def join(
     site_settings.check_new_kit(kit)
     wanted = site_settings.read_settings(kit).with_limits(limits)
     given: dict[str, Any] = {"data": data and str(data.absolute()), "share": share, "deliver": deliver}
+    given["seeds"] = list(seeds) or None
     for kind, names in (("models", models), ("methods", methods)):
         given[kind] = [plugins.anchored(name, Path.cwd()) for name in names] or None
     site_settings.write_settings(

@@ -33,8 +33,9 @@ from fedapa.store.checkpoint import write_json
 FORMAT, SEVERAL = "fedapa-wire-2", "fedapa-wires-2"  # of one method; of several, each as if alone
 NEW = "make a new dry run before you join"
 # Sections that are not pinned: the data and the coordinator's timeouts. The method is pinned as resolved, the layout
-# by its hash.
-NOT_PINNED = {"methods", "seeds", "method", "data", "sites", "layout", "federation", "attack"}
+# by its hash. A run has one of the seeds that are listed: another one would be another split of the rows.
+SEEDS = "seeds"
+NOT_PINNED = {"methods", "method", "data", "sites", "layout", "federation", "attack"}
 # A description of every field that a site sends beside its tensors.
 SAID = {
     "site": "the site's name",
@@ -210,7 +211,9 @@ def check_terms(wire: Mapping[str, Any], config: Config) -> None:
     wire = _for_method(wire, config.methods[0])
     if wire["said"] != said():
         raise Refused("this version says other things beside its tensors than wire.json lists", NEW)
-    asked, agreed = pinned(config), wire["terms"]
+    asked, agreed = pinned(config), dict(wire["terms"])
+    if set(asked[SEEDS]) <= set(agreed.get(SEEDS, [])):
+        agreed[SEEDS] = asked[SEEDS]
     for name in sorted(asked.keys() | agreed.keys(), key=lambda name: (not name.endswith(".is"), name)):
         if (found := asked.get(name)) != (was := agreed.get(name)):
             raise Refused(f"the server wants {name} = {found}, this site agreed to {was}", NEW)

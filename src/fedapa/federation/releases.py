@@ -1,9 +1,10 @@
-"""Noised uploads of a site: each is drawn once, kept beside its state, and counted before it is sent.
+"""Noised uploads of a site: each is counted, drawn once, kept beside its state, and then sent.
 
 Two noisings of one update reveal more than one. So a repeated request is answered by the bytes that were kept, also
 after a crash or a restart. A site answers at most as many different requests of a run as the run has rounds, because
-epsilon was computed for that many. The order is: keep the upload, count it, send it. After a crash at any point, every
-upload that was sent is counted, and no counted upload is drawn again while it is kept.
+epsilon was computed for that many. The order is: count the request, draw the upload, keep it, send it. A training that
+fails is an answer, too: with weights of its choice a coordinator makes it fail if and only if a row has some value.
+After a crash at any point, all that was sent is counted, and nothing that was sent is drawn again uncounted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from fedapa.core.tree import Tree, digest
 from fedapa.federation.messages import Disclosed, TrainReply, TrainRequest
 from fedapa.federation.site_store import UPLOAD
-from fedapa.store.atomic_io import write_json
+from fedapa.store.atomic_io import make_folder, write_json
 from fedapa.store.checkpoint import read_tree, write_tree
 
 COUNTED = "releases.json"
@@ -40,44 +41,44 @@ class Releases:
         self._config = hashlib.sha256(config.encode()).hexdigest()
 
     def answer(self, ask: TrainRequest, down: Tree, draw: Callable[[], Upload]) -> Upload:
-        """The upload kept for this request, else a new one from ``draw``, kept and counted before it is returned."""
-        request, counted = request_of(ask, down), self._counted()
+        """The upload kept for this request, else a new one from ``draw``, counted before it is drawn and then kept."""
+        request, (counted, begun) = request_of(ask, down), self._counted()
         path = self.place / UPLOAD.format(ask.round + 1, request[:16])
         if not path.is_file():
-            self._check_room(counted)
-            drawn = draw()
-            if drawn[1] is None:
-                return drawn
-            write_tree(path, _to_tree(*drawn))
-            self._count([*counted, request])
-        elif request not in counted:  # killed between keeping and counting
-            self._count([*counted, request])
+            if request != begun:  # else nothing has left for it: it failed or was killed before the upload was kept
+                self._check_room(counted)
+                counted, begun = [*counted, request], request
+                self._count(counted, begun)
+            write_tree(path, _to_tree(*draw()))
+        if begun == request:
+            self._count(counted)
         return _from_tree(read_tree(path))  # from the disk the first time, too: the same order and bytes
 
     def _check_room(self, counted: list[str]) -> None:
         if len(counted) >= self.most:
             raise Disclosed(
-                f"this site has sent {len(counted)} noised uploads in this run, as many as epsilon was promised for",
+                f"this site has answered {len(counted)} requests in this run, as many as epsilon was promised for",
                 "start a new run; it spends a new epsilon",
             )
 
-    def _counted(self) -> list[str]:
-        """Requests that an upload may have left for; one twice if it was drawn twice."""
+    def _counted(self) -> tuple[list[str], str]:
+        """Requests that an answer may have left for, one twice if it was drawn twice; and one that was begun."""
         path = self.place / COUNTED
         if not path.is_file():
-            return []
+            return [], ""
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             config, requests = found["config"], [str(name) for name in found["requests"]]
+            begun = str(found.get("begun", ""))
         except (OSError, ValueError, KeyError, TypeError) as error:
             said = "the count of this site's uploads cannot be read"
             raise Disclosed(said, "it sends no more uploads in this run") from error
         if config != self._config:
             raise Disclosed("the run's config changed after this site's first noised upload", "start a new run")
-        return requests
+        return requests, begun
 
-    def _count(self, requests: list[str]) -> None:
-        write_json(self.place / COUNTED, {"config": self._config, "requests": requests})
+    def _count(self, requests: list[str], begun: str = "") -> None:
+        write_json(make_folder(self.place) / COUNTED, {"config": self._config, "requests": requests, "begun": begun})
 
 
 def _to_tree(answer: TrainReply, up: Tree | None) -> Tree:
@@ -87,4 +88,6 @@ def _to_tree(answer: TrainReply, up: Tree | None) -> Tree:
 
 def _from_tree(tree: Tree) -> Upload:
     answer = TrainReply(**json.loads(bytes(tree["answer"].tolist())))
+    if not answer.trained:
+        return answer, None
     return answer, {name.removeprefix("up/"): leaf for name, leaf in tree.items() if name != "answer"}

@@ -46,11 +46,13 @@ from fedapa.federation.messages import (
     digest_of,
     plain,
 )
-from fedapa.federation.releases import Releases
+from fedapa.federation.releases import Releases, request_of
 from fedapa.federation.site_data import Share, own_data, own_rows, shared_data
+from fedapa.federation.site_questions import Questions, check_scored
 from fedapa.federation.site_result import About
 from fedapa.federation.site_settings import SiteLimits, own_copy, read_settings
 from fedapa.federation.site_store import Store
+from fedapa.federation.site_terms import check_continues, check_names, check_target
 from fedapa.methods.catalogue import own_code, taken_apart
 from fedapa.methods.method import Method
 from fedapa.methods.wrappers import noise_of
@@ -65,6 +67,7 @@ from fedapa.training.task import Task
 
 WIRE = "wire.json"  # beside the site's own config, where `site dry-run` writes it, or in the kit
 SALT = "salt"
+FAILED = "its training failed; its log says why"
 NEW_COPY = "every site needs a copy of the coordinator's file"
 DIFFERS = "its columns or classes are not those of the agreed layout; its log names the difference"
 
@@ -97,6 +100,12 @@ def _told_loss(method: Method, reply: Reply) -> list[float]:
     return [reply.train_loss.total, float(reply.train_loss.samples)]
 
 
+def _told_fault(method: Method, fault: str) -> str:
+    """Why a training failed. With weights of its choice a coordinator makes it fail in a way that tells of rows. So
+    where uploads are noised, all that is told is that it failed."""
+    return FAILED if fault and noise_of(method) is not None else fault
+
+
 def _salted(record: Record) -> Record:
     """The digest of a state goes to the coordinator. Training is deterministic, so a digest of the state alone would
     confirm a right guess at the rows; a random salt prevents that."""
@@ -127,6 +136,7 @@ class Site:
     methods: frozenset[str] = frozenset()  # beyond the built-in ones: file.py:Class
     wire: dict[str, Any] | None = None  # what may leave, where the site made a dry run
     limits: SiteLimits = SiteLimits()
+    seeds: frozenset[int] = frozenset()  # that it allows; none: the first that is asked for
     data: Path | None = None  # the config that describes its own data
     number: int = 0  # of its share
     reason: str = ""  # the last fault in full; it does not leave the site
@@ -143,7 +153,8 @@ class Site:
         allowed = manifest.read(listed) if listed.is_file() else None
         models, methods = frozenset(own.models), frozenset(own.methods)
         store, data = Store(folder / "states"), Path(own.data) if own.data else None
-        return cls(kit.name, store, share, models, methods, allowed, own.limits, data, number, note=note)
+        seeds = frozenset(own.seeds)
+        return cls(kit.name, store, share, models, methods, allowed, own.limits, seeds, data, number, note=note)
 
     def describe(self, text: str, site: str) -> Description:
         """What the coordinator must know before a run; an error becomes the description's fault."""
@@ -201,6 +212,8 @@ class Site:
         self._check_name(ask.site)
         agreed, data = self._agree(terms, ask.client)
         _check_rounds(ask, agreed.plan)
+        if ask.evaluate or ask.evaluate_last:
+            check_scored(self.store.place(terms.run), ask.round, request_of(ask, down), self.limits.max_scored)
         train = partial(self._train, terms, ask, down, blank, agreed, data)
         if not ask.train or noise_of(agreed.method) is None:
             return train()
@@ -214,19 +227,23 @@ class Site:
         record = self._record(method, task, plan.seed, terms.run, ask)
         request = Request(ask.round, ask.client, lambda: down, ask.train, ask.evaluate, ask.evaluate_last)
         reseed(task, plan.seed, request)
-        with _in_words(RunError):  # of training and scoring
+        try:
             new, reply = visit(method, task, data, record, request, plan.seed, Limited(self.limits), Entropy())
+        except RunError as error:  # of scoring
+            why = f"{error.message}. {error.hint}".strip()
+            raise Withheld(_told_fault(method, why), why) from error
         if self.wire is not None and reply.up is not None:
             manifest.check(self.wire, read_config(terms.config).methods[0], reply.up)
         new = _salted(new) if noise_of(method) is not None else new
         digest = self.store.save(terms.run, ask.round + 1, new) if reply.up is not None and not reply.fault else ""
+        self.reason = reply.fault or ""
         if not reply.fault:
             use = site_result.use_of(method.evaluated == "before", ask, down, digest)
             site_result.note_use(self.store, terms.run, use, plan.rounds)
             self.store.prune(terms.run, ask.keep_from, use.rounds)
         answer = replace(
             blank,
-            fault=reply.fault or "",
+            fault=_told_fault(method, self.reason),
             trained=bool(digest),
             digest=digest,
             before=[] if reply.before is None else reply.before.flatten().tolist(),
@@ -247,6 +264,8 @@ class Site:
         if not mine or mine[0][0] != self.name:
             raise Disclosed(f"the run has no site {self.name} of number {client}")
         if terms.run not in self._agreed or self._agreed[terms.run][0] != terms:
+            check_names(terms)
+            check_continues(self.store, terms, client)
             config = self._checked(terms.config)
             self.limits.check_runs(self.store, terms.run)
             data = self._data(config)
@@ -256,9 +275,12 @@ class Site:
             form = (data.classes, list(data.shape), list(map(float, data.mean)), list(map(float, data.std)))
             if form != (terms.classes, terms.shape, terms.mean, terms.std):
                 raise Disclosed("the run expects samples of another format than this site has")
+            limits, y = None if config.layout is None else config.layout.target_range, data.clients[0].train.y
+            check_target(terms.target, y, data.classes, limits, self.limits.max_target)
             with _in_words():
                 found = agree(terms, config)
-            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=terms.names)
+            names = digest_of("\n".join(terms.names))
+            self.note("agreed", run=terms.run, terms=digest_of(terms.config), sites=len(terms.names), names=names)
             schema, sites = self.preparation(config)
             site_result.write_about(self.store, About(terms, client, data.fingerprint, schema, sites))
             self._agreed = {terms.run: (terms, found, data.clients[0])}
@@ -283,6 +305,8 @@ class Site:
             if config.layout is not None:  # before a row is read by it: whether rows fit a layout tells about them
                 wanted = agreement.fingerprint(agreement.schema_of(config.layout))
                 manifest.check_layout(self.wire, config.methods[0], wanted)
+        own = self.data if self.wire is None else None  # which lists the seeds
+        Questions(self.store.folder).check(text, self.limits.max_questions, config.seeds[0], own, self.seeds)
         return config
 
     def with_own_copies(self, config: Config) -> Config:
@@ -386,9 +410,9 @@ def _check_rounds(ask: TrainRequest, plan: Plan) -> None:
 
 
 @contextmanager
-def _in_words(kind: type[FedapaError] = InputError) -> Iterator[None]:
-    """Errors of this kind are sent in full: they are about the run's config and model, not about data."""
+def _in_words() -> Iterator[None]:
+    """Errors of input are sent in full: they are about the run's config and model, not about data."""
     try:
         yield
-    except kind as error:
+    except InputError as error:
         raise Disclosed(error.message, error.hint) from error

@@ -40,9 +40,14 @@ class SiteLimits(BaseModel):
     min_batch: int = Field(8, ge=1, description="smallest batch")
     max_lr: float = Field(1.0, gt=0, description="largest learning rate")
     max_steps: int = Field(10_000, ge=1, description="most steps of one training")
+    max_target: float = Field(
+        5.0, gt=0, description="largest root mean square of its train targets as a run scales them"
+    )
+    max_scored: int = Field(5, ge=1, description="most different requests of one round whose models are scored here")
     max_runs: int = Field(
         200, ge=1, description="most runs whose states are here; `fedapa site prune` removes old ones"
     )
+    max_questions: int = Field(400, ge=1, description="most different configs that this site's rows are ever read for")
 
     def check(self, training: Training, rows: int) -> None:
         """Refuse a recipe before anything is trained; ``Limited`` holds the methods' own rates and steps to it, too."""
@@ -72,6 +77,9 @@ class SiteSettings(BaseModel):
     share: int | None = Field(None, ge=0, description="which share of the data, instead of the kit's")
     models: list[str] = Field(default_factory=list, description="file.py:NAME or package.module:NAME that runs may use")
     methods: list[str] = Field(default_factory=list, description="file.py:Class at this site that runs may use")
+    seeds: list[int] = Field(
+        default_factory=list, description="by which runs may split its rows; empty: the first that is asked for"
+    )
     limits: SiteLimits = SiteLimits()
     deliver: bool = Field(True, description="make site-model/ when a run has ended")
     machine: str = Field("", description="mark of the machine where `site join` wrote this")

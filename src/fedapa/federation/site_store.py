@@ -37,9 +37,10 @@ class Store:
         found = digest(tree)
         place = self.place(run)
         try:
-            write_tree(_path(make_folder(place), rounds, found), tree)
+            write_tree(path := _path(make_folder(place), rounds, found), tree)
         except FedapaError as error:
             raise Disclosed(f"cannot write its state: {reason_of(error)}", "is the disk full or read-only?") from error
+        _keep_two(place, rounds, path)
         return found
 
     def load(self, run: str, rounds: int, wanted: str) -> Record:
@@ -103,6 +104,15 @@ def reason_of(error: FedapaError) -> str:
     """Why a write failed, without the path."""
     cause = error.__cause__
     return str(cause.strerror) if isinstance(cause, OSError) else "it failed"
+
+
+def _keep_two(place: Path, rounds: int, new: Path) -> None:
+    """Of the states after a round, the new one and the one before it, which may be the accepted one. A request with
+    another model makes another state, and ``keep_from`` is the coordinator's."""
+    others = [path for path, after in _numbered(place, NAME) if after == rounds and path != new]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[:-1]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _numbered(place: Path, name: re.Pattern[str]) -> list[tuple[Path, int]]:

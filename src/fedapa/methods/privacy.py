@@ -15,7 +15,7 @@ NOT_COVERED = (
     "once per run: the site's name, its numbers of train, test and validation rows, which classes it has, shape, type"
     " and scaling of a sample, names of columns and classes or a hash of them, with federated scaling also count, sum"
     " and sum of squares of every numeric column, and always those of targets that are numbers",
-    "in every round: that it takes part, the number of train rows (n) where the method sends it, why a training failed"
+    "in every round: that it takes part, the number of train rows (n) where the method sends it, that a training failed"
     " and how long it took",
     "in every evaluated round: scores on test and validation rows before and after training (right answers, losses,"
     " errors, and how many rows), which are those of the model without noise",

@@ -86,7 +86,7 @@ def _played(
         numeric = sum(column.kind == "number" for column in schema.columns)
         once.append(f"count, sum and sum of squares of {numeric} numeric columns over the train rows")
     account = account_of(played, config.run.rounds, simulated=False)
-    terms = manifest.pinned(single(config, method, seed))
+    terms = manifest.pinned(single(config, method, seed)) | {manifest.SEEDS: config.seeds}
     agreed = manifest.agreement(client.name, method, exchanges, once, account, terms, agreement.fingerprint(schema))
     sees = {row["name"]: _who_sees(base, played.roles.get(row["name"])) for message in agreed["up"] for row in message}
     privacy = [] if account is None else account.lines()
