@@ -38,7 +38,7 @@ def real_processes(test: Callable[..., None]) -> Callable[..., None]:
 
 
 # Nodes ask and beat often, so that tests need not wait; a real site asks every 3 s and is offline after a minute.
-FAST = {"FEDAPA_NODE_POLL": "0.5", "FEDAPA_NODE_HEARTBEAT": "10"}
+FAST = {"FEDAPA_NODE_POLL": "1.0", "FEDAPA_NODE_HEARTBEAT": "10"}
 OFFLINE = 20.0  # seconds after which a silent node counts as offline, with FAST
 PATIENCE = 900.0  # seconds for what takes seconds on a quiet machine: no test fails because others are at work
 CONFIG = """methods = ["fedapa"]
