@@ -3,7 +3,9 @@
 import shutil
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from fleet import (
     NAMES,
@@ -24,6 +26,7 @@ from fedapa.errors import RunError
 from fedapa.federation.remote_transport import Node, RemoteTransport, SessionLost
 from fedapa.federation.site_store import Store
 from fedapa.rounds.site_policy import SitePolicy
+from fedapa.transports.flower.session import FlowerSession
 
 
 def round_of(message):
@@ -299,3 +302,19 @@ def test_a_full_disk_at_a_site_costs_its_round_and_nothing_else(tmp_path):
     assert server_digest(there) == server_digest(here)
     assert client_digests(there, transport) == client_digests(here)
     assert "No space left" in there.logs[1].events[0].text
+
+
+def test_after_an_outage_of_the_superlink_every_node_counts_as_restarted() -> None:
+    """A SuperLink that was killed while it handed a message out has marked it as delivered: the site is asked again."""
+    session, listed = object.__new__(FlowerSession), SimpleNamespace(node_id=7, status="online", last_activated_at="")
+    answers: list[object] = [SimpleNamespace(nodes=[listed])] * 3
+    answers[1:1] = [httpx.ConnectError("refused"), httpx.ConnectError("refused")]
+
+    def get_nodes(_: object) -> object:
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    session.outages, session.outage = 0, 60.0
+    session._grid = SimpleNamespace(_runtime_client=SimpleNamespace(GetNodes=get_nodes))
+    assert [session.nodes()[7].since for _ in range(3)] == [0.0, 1.0, 1.0]  # one outage, however often it was tried

@@ -40,7 +40,7 @@ class SessionLost(Exception):
 
 class Node(NamedTuple):
     online: bool
-    since: float  # when the node started, by the engine's clock; another value means that it was restarted
+    since: float  # when the node started, by the engine's clock; another value: it, or the engine, was restarted
 
 
 class Session(Protocol):

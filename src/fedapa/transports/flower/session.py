@@ -159,6 +159,7 @@ class FlowerSession:
         self._grid: Any = None
         self._arriving: dict[str, Arriving] = {}
         self.renewals = 0
+        self.outages = 0  # of the SuperLink, each of which may have lost a message on its way to a node
         self._open()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -221,7 +222,8 @@ class FlowerSession:
 
     def nodes(self) -> dict[int, Node]:
         found = self._call(lambda: self._grid._runtime_client.GetNodes(GetNodesRequest()).nodes)
-        return {int(node.node_id): Node(node.status == "online", _seconds(node.last_activated_at)) for node in found}
+        since = {int(node.node_id): _seconds(node.last_activated_at) + self.outages for node in found}
+        return {int(node.node_id): Node(node.status == "online", since[int(node.node_id)]) for node in found}
 
     def renew(self) -> None:
         self.say("the SuperLink lost this session; starting a new one")
@@ -285,7 +287,7 @@ class FlowerSession:
                 time.sleep(1.0)
 
     def _call(self, work: Callable[[], T]) -> T:
-        begin = time.monotonic()
+        begin, was_there = time.monotonic(), True
         while True:
             try:
                 return work()
@@ -297,6 +299,8 @@ class FlowerSession:
                 problem: Exception = error
             except (httpx.TransportError, ValueError) as error:
                 problem = error
+                if was_there and isinstance(error, httpx.ConnectError):
+                    self.outages, was_there = self.outages + 1, False
             if time.monotonic() - begin > self.outage:
                 hint = "start it, and resume the run"
                 raise RunError(f"the SuperLink at {self.coordinator.address} does not answer: {problem}", hint)
