@@ -222,8 +222,7 @@ class FlowerSession:
 
     def nodes(self) -> dict[int, Node]:
         found = self._call(lambda: self._grid._runtime_client.GetNodes(GetNodesRequest()).nodes)
-        since = {int(node.node_id): _seconds(node.last_activated_at) + self.outages for node in found}
-        return {int(node.node_id): Node(node.status == "online", since[int(node.node_id)]) for node in found}
+        return {int(n.node_id): Node(n.status == "online", _seconds(n.last_activated_at) + self.outages) for n in found}
 
     def renew(self) -> None:
         self.say("the SuperLink lost this session; starting a new one")
