@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy import CLASSES, Toy, play, toy_data
+from toy import CLASSES, Toy, play, rights, toy_data
 
 import fedapa as fa
 from fedapa.core.scores import ACCURACY, RMSE
@@ -23,6 +23,7 @@ from fedapa.rounds.evaluation import measure
 from fedapa.rounds.round_plan import Plan
 from fedapa.simulation import make_task
 from fedapa.training.engines.native import available
+from fedapa.training.local import Local
 from fedapa.training.settings import Engine
 from fedapa.training.task import Task
 
@@ -69,6 +70,47 @@ def test_a_model_is_scored_on_test_and_validation_data_apart() -> None:
     data = ClientData("a", *splits)
     assert measure(Toy(), task, state, data)[0].tolist() == [2, 3, 1, 4]
     assert measure(Toy(), task, state, ClientData("a", *splits[:2]))[0].tolist() == [2, 3, 0, 0]
+
+
+@dataclass(frozen=True)
+class Counting(Toy):
+    """Notes every model that is scored; its clients keep what they learned if told so."""
+
+    scored: tuple[list[float], ...] = ()
+    keeps: bool = False
+
+    def receive(self, task: Task, client: Tree, down: Tree, local: Local) -> Tree:
+        return client if self.keeps else super().receive(task, client, down, local)
+
+    def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
+        self.scored[0].append(client["w"].item())
+        return super().predict(task, client, x)
+
+
+def test_a_model_that_did_not_change_is_not_scored_again() -> None:
+    """Two clients alone: the start, then the model after each of three rounds, of which the next begins with it."""
+    method = Counting(scored=([],), keeps=True)
+    result = play(method, toy_data(2), Plan(3, (1.0, 1.0)), workers=1)
+    assert sorted(method.scored[0]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for t, log in enumerate(result.logs):
+        assert log.before is not None
+        assert log.after is not None
+        assert log.before[:, 0, 0].tolist() == [rights(i, t) for i in range(2)]
+        assert log.after[:, 0, 0].tolist() == [rights(i, t + 1) for i in range(2)]
+
+
+def test_a_model_that_changed_is_scored_in_every_round() -> None:
+    """The same client, the same round's numbers: what arrives is i more than the server's number, which grows."""
+    method = Counting(scored=([],))
+    play(method, toy_data(2), Plan(3, (1.0, 1.0)), workers=1)
+    arrived = [t + i for t in range(4) for i in range(2)]
+    assert set(method.scored[0]) == {*arrived, 4}
+
+
+def test_an_idle_client_is_not_scored_again() -> None:
+    method = Counting(scored=([],), keeps=True)
+    play(method, toy_data(4), Plan(6, (0.5, 0.5)), workers=1)
+    assert len(method.scored[0]) == 4 + 6 * 2  # every start, and whoever trained
 
 
 # ------------------------------------------------------------------------------------------- models that answer NaN

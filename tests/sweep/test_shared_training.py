@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+import fedapa as fa
 from command import SMALL
 from fedapa.config.experiment import execute, lay_out, read_config, training_hash
 from fedapa.config.load import load
 from fedapa.core.tree import digest
 from fedapa.errors import RunError
+from fedapa.simulation import make_task
 from fedapa.store import checkpoint, run_db, run_folder
 from fedapa.sweep import pool
 from fedapa.training import local
 from fedapa.training.engines import shared_training
-from fedapa.training.engines.shared_training import SharedTraining
+from fedapa.training.engines.shared_training import SharedTraining, identity
+from fedapa.training.local import Pass
+from fedapa.training.task import Task
 
 METHODS = ("fedavg", "fedala", "fedphp", "fedpac", "dbe", "fedapa-exact")
 
@@ -53,26 +59,41 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.extend([len(job.data.y)] if len(job.data.y) > 2 else [])
         return plain(job)
 
-    monkeypatch.setattr(shared_training, "train", train)
     monkeypatch.setattr(local, "train", train)
+    return counted
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Passes over a client's train samples that a method asked for; on 2 samples as above."""
+    counted: list[object] = []
+    plain = local.outputs
+
+    def outputs(wanted: local.Pass) -> Tensor:
+        counted.extend([wanted.function] if wanted.function is Task.features and len(wanted.x) > 2 else [])
+        return plain(wanted)
+
+    monkeypatch.setattr(local, "outputs", outputs)
     return counted
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_running_mean_comes_without_a_training_and_changes_no_bit(
-    method: str, tmp_path: Path, trainings: list[int]
+    method: str, tmp_path: Path, trainings: list[int], passes: list[object]
 ) -> None:
     names = (method, f"{method}+ema")
     alone = laid_out(tmp_path / "alone", *names)
     for run in alone:
         execute(run)
-    separate = len(trainings)
+    separate, seen = len(trainings), len(passes)
     shared = laid_out(tmp_path / "shared", *names)
     trainings.clear()
+    passes.clear()
     said = play(shared)
     assert [event[1] for event in said].count("finished") == 2
     assert [bits(run) for run in shared] == [bits(run) for run in alone]
-    assert len(trainings) * 2 == separate
+    assert (len(trainings) * 2, len(passes) * 2) == (separate, seen)
+    assert (seen > 0) == (method in ("fedpac", "fedala"))
 
 
 def test_only_a_running_mean_trains_as_the_method_does(tmp_path: Path) -> None:
@@ -117,7 +138,7 @@ def test_a_training_that_fails_fails_in_every_run(tmp_path: Path, monkeypatch: p
     def train(job: local.Job) -> local.Trained:
         raise RunError("no")
 
-    monkeypatch.setattr(shared_training, "train", train)
+    monkeypatch.setattr(local, "train", train)
     runs = laid_out(tmp_path / "shared", "fedavg", "fedavg+ema")
     said = play(runs)
     assert {event[0] for event in said if event[1] == "failed"} == set(runs)
@@ -126,13 +147,24 @@ def test_a_training_that_fails_fails_in_every_run(tmp_path: Path, monkeypatch: p
 def test_another_job_is_trained_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key alone is not trusted: jobs are compared."""
     monkeypatch.setattr(shared_training, "identity", lambda job: job)
-    monkeypatch.setattr(shared_training, "train", lambda job: f"trained {job}")
+    monkeypatch.setattr(local, "train", lambda job: f"trained {job}")
     shared: Any = SharedTraining(2)
-    assert shared.train((0, 0, 0), "one") == ("trained one", None)
-    assert shared.train((0, 0, 0), "other") == ("trained other", None)
-    done, seconds = shared.train((0, 0, 0), "one")
+    assert shared.find((0, 0, 0), "one") == ("trained one", None)
+    assert shared.find((0, 0, 0), "other") == ("trained other", None)
+    done, seconds = shared.find((0, 0, 0), "one")
     assert done == "trained one"
     assert seconds is not None
+
+
+def test_a_pass_of_another_model_or_over_other_samples_is_another() -> None:
+    """FedPAC's class sums, say: the same function of the same visit, but what it reads differs in a bit."""
+    data = fa.load("digits", clients=2)
+    one = Pass(Task.features, make_task(data, "mlp"), {"theta": torch.zeros(3)}, data.clients[0].train.x)
+    assert identity(one) == identity(one._replace(tree={"theta": torch.zeros(3)}))
+    other_zero = {"theta": torch.tensor([0.0, 0.0, -0.0])}
+    assert identity(one) != identity(one._replace(tree=other_zero))
+    assert identity(one) != identity(one._replace(x=data.clients[1].train.x))
+    assert identity(one) != identity(one._replace(function=Task.predict))
 
 
 def test_no_run_is_two_rounds_ahead() -> None:

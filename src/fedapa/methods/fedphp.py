@@ -97,6 +97,9 @@ class FedPHP(Method):
     def needs_head(self) -> bool:
         return self.regulariser == "mmd"  # which compares features
 
+    def shown(self, client: Tree) -> Tree:
+        return client if self.used == "local" else {k: client[k] for k in ("inherited_theta", "inherited_phi")}
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return task.predict(client if self.used == "local" else _teacher(client), x)
 

@@ -99,6 +99,10 @@ class Method(ABC):
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         """Logits of the personalized model, as used on site."""
 
+    def shown(self, client: Tree) -> Tree:
+        """What ``predict`` reads of a client's state; it is scored again only when that changed."""
+        return client
+
     def send_many(self, task: Task, server: Tree, ids: Sequence[int]) -> list[Tree]:
         """What goes to each of ``ids``, as ``send`` makes it, to float tolerance.
 

@@ -79,6 +79,9 @@ class Wrapped(Method):
         plain = [self.decode(downs[k], up) for k, up in enumerate(ups)]
         return self.inner.absorb(task, server, ids, downs, plain)
 
+    def shown(self, client: Tree) -> Tree:
+        return self.inner.shown(client)
+
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         return self.inner.predict(task, client, x)
 
@@ -315,6 +318,9 @@ class Ema(Wrapped):
         weight = (1 / visits).clamp(min=1 - self.decay)
         mean = {name: _moved(client[name], leaf, weight) for name, leaf in _as_mean(inner).items()}
         return {**inner, **mean, VISITS: visits}, up
+
+    def shown(self, client: Tree) -> Tree:
+        return {name: leaf for name, leaf in client.items() if name.startswith(MEAN)}
 
     def predict(self, task: Task, client: Tree, x: Tensor) -> Tensor:
         mean = {name.removeprefix(MEAN): leaf for name, leaf in client.items() if name.startswith(MEAN)}

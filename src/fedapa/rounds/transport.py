@@ -18,7 +18,7 @@ from fedapa.core.tree import Tree, find_fault
 from fedapa.data.federated import ClientData, Federated
 from fedapa.errors import RunError
 from fedapa.methods.method import Method
-from fedapa.rounds.evaluation import measure
+from fedapa.rounds.evaluation import Known, measure
 from fedapa.rounds.membership import Newcomer
 from fedapa.streams import torch_seed
 from fedapa.training.devices import at, data_on, seed_torch, tree_on
@@ -85,19 +85,21 @@ def visit(
     seed: int,
     engine: Engine | None = None,
     entropy: Normal | None = None,
+    known: Known | None = None,
 ) -> tuple[Record, Reply]:
     """One visit: everything that a client does in a round. The same code runs in every transport and on every engine.
 
-    A real site passes ``entropy``, from which noise is drawn. On another device than the CPU, what the visit needs is
-    moved there, what it makes is made there, what it leaves behind comes back, and its upload goes to the server.
+    A real site passes ``entropy``, from which noise is drawn; ``known`` scores are not computed again. On another
+    device than the CPU, what the visit needs is moved there, what it makes is made there, what it leaves behind comes
+    back, and its upload goes to the server.
     """
     there = task.device
     if there == task.server_device == CPU:
-        return _visit(method, task, data, record, request, seed, engine, entropy)
+        return _visit(method, task, data, record, request, seed, engine, entropy, known)
     moved = request._replace(down=partial(_sent_to, there, request.down))
     with at(there):
         mine = Record(tree_on(record.state, there), tree_on(record.memory, there))
-        mine, reply = _visit(method, task, data_on(data, there), mine, moved, seed, engine, entropy)
+        mine, reply = _visit(method, task, data_on(data, there), mine, moved, seed, engine, entropy, None)
     record = Record(tree_on(mine.state, CPU), tree_on(mine.memory, CPU)) if request.train else record
     return record, reply._replace(up=reply.up and tree_on(reply.up, task.server_device))
 
@@ -117,6 +119,7 @@ def _visit(
     seed: int,
     engine: Engine | None,
     entropy: Normal | None,
+    known: Known | None,
 ) -> tuple[Record, Reply]:
     engine, task = engine or Plain(), task.for_client(request.client).at(data.train.y)
     start = engine.clock()
@@ -128,7 +131,7 @@ def _visit(
     def scored(shown: Tree, what: str) -> Sums:
         """A committed model that outputs NaN cannot be refused: the run has diverged."""
         try:
-            return measure(method, task, shown, data, engine)
+            return measure(method, task, shown, data, engine, known)
         except RunError as error:
             where = f"round {request.round + 1}: {what} {task.name(request.client)} is broken"
             raise RunError(f"{where}, {error.message}", error.hint) from None
@@ -147,7 +150,7 @@ def _visit(
     after, fault = None, find_fault(state, state)
     if request.evaluate and fault is None:
         try:
-            after = measure(method, task, state, data, engine)
+            after = measure(method, task, state, data, engine, known)
         except RunError as error:
             fault = error.message
     fault = fault and f"its training diverged, {fault}"
@@ -174,6 +177,7 @@ class InProcess:
         self.workers = 1 if alone else workers or available_cores()
         self._records = [Record(_start(method, task, i, seed, client), {}) for i in range(task.clients)]
         self._pending: dict[int, Record] = {}
+        self._known: dict[int, Known] = {}
         self._placed = self._place(task)
         self._pool: ThreadPoolExecutor | None = None  # its threads and their copies of the model serve all rounds
 
@@ -223,7 +227,9 @@ class InProcess:
         task = self._placed[request.client % len(self._placed)]
         if self._share is not None:
             engine = self._share(request.round, request.client)
-        return visit(self.method, task, data, record, request, self.seed, engine)
+        # a visit that vmap interrupts and plays again must ask for the same passes every time
+        known = None if task.vectorise else self._known.setdefault(request.client, Known())
+        return visit(self.method, task, data, record, request, self.seed, engine, known=known)
 
     def _place(self, task: Task) -> list[Task]:
         """The task for every device; clients take them in turn, and a client its own every time."""

@@ -421,6 +421,10 @@ def clipped(grads: Tree, norm: float) -> Tree:
     return {k: g * scale for k, g in grads.items()}
 
 
+def compute(work: Job | Pass) -> Any:
+    return outputs(work) if isinstance(work, Pass) else train(work)
+
+
 def outputs(wanted: Pass) -> Tensor:
     """A pass over all samples, part by part."""
     function, task, tree, x = wanted

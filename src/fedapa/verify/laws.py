@@ -100,7 +100,10 @@ def functions_are_pure(case: Case) -> str:
         return {**{f"state/{k}": v for k, v in new.items()}, **{f"up/{k}": v for k, v in up.items()}}
 
     _twice("train", train, state, down, done.records[0].memory)
-    _twice("predict", lambda: {"y": method.predict(task, state, case.data.clients[0].test.x)}, state)
+    x = case.data.clients[0].test.x
+    answer = _twice("predict", lambda: {"y": method.predict(task, state, x)}, state)
+    if digest(answer) != digest({"y": method.predict(task, method.shown(state), x)}):
+        raise Broken("predict answers otherwise from what `shown` leaves of a client's state")
     _check_same_shape("client state", before, state)
     server, downs, ups = case.visits()
     kept = _twice("absorb", lambda: method.absorb(task, server, [0, 1, 2], downs, ups), server, *downs, *ups)

@@ -1,7 +1,8 @@
 """Trainings that several runs have in common, computed once: METHOD+ema trains as METHOD does.
 
-A training is a pure function of its job. The first run that asks for one computes it. Another run compares its own job
-with that one, bit by bit, and trains itself where anything differs, so sharing changes no number of any run.
+A training is a pure function of its job, and a pass over a client's samples one of its model. The first run that asks
+for one computes it. Another run compares what it wants with that, bit by bit, and computes it itself where anything
+differs, so sharing changes no number of any run.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Condition
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from fedapa.core.tree import Tree, digest
+from fedapa.core.tree import Tree, digest, equal
 from fedapa.data.federated import Split
 from fedapa.training.job import Job, Trained
-from fedapa.training.local import Engine, Pass, outputs, train
+from fedapa.training.local import Engine, Pass, compute, outputs
 
 T = TypeVar("T")
-Key = tuple[int, int, int]  # round, client, which training of the visit
+Key = tuple[int, int, int]  # round, client, which piece of work of the visit
 
 
 class Entry(NamedTuple):
     wanted: object
-    done: Future[tuple[Trained, float]]  # and its seconds
+    done: Future[tuple[Any, float]]  # and its seconds
 
 
 class SharedTraining:
-    """Runs in threads of one process, by number. They begin every round together, so one round's trainings are kept."""
+    """Runs in threads of one process, by number. They begin every round together, so one round's work is kept."""
 
     def __init__(self, runs: int) -> None:
         self._at = dict.fromkeys(range(runs), -1)  # the round that every run is in
@@ -60,24 +61,24 @@ class SharedTraining:
         self.enter(run, round)
         return Visit(self, round, client)
 
-    def train(self, key: Key, job: Job) -> tuple[Trained, float | None]:
-        """The training, and the seconds that it took another run; None where this one computed it."""
-        wanted = identity(job)
+    def find(self, key: Key, work: Job | Pass) -> tuple[Any, float | None]:
+        """What the work gives, and the seconds that it took another run; None where this one computed it."""
+        wanted = identity(work)
         with self._moved:
             entry = self._kept.get(key)
             if is_first := entry is None:
                 entry = self._kept[key] = Entry(wanted, Future())
         if is_first:
-            return self._first(entry, job), None
+            return self._first(entry, work), None
         if entry.wanted == wanted:
             with suppress(Exception):  # a training that fails there fails here, too, in this run's name
                 return entry.done.result()
-        return train(job), None
+        return compute(work), None
 
-    def _first(self, entry: Entry, job: Job) -> Trained:
+    def _first(self, entry: Entry, work: Job | Pass) -> Any:
         begun = time.perf_counter()
         try:
-            found = train(job)
+            found = compute(work)
         except BaseException as error:
             entry.done.set_exception(error)
             raise
@@ -86,22 +87,29 @@ class SharedTraining:
 
 
 class Visit:
-    """An engine whose trainings may come from another run. Its clock counts them as if they were its own."""
+    """An engine whose work may come from another run. Its clock counts that as if it were its own."""
 
     def __init__(self, shared: SharedTraining, round: int, client: int) -> None:
         self._shared, self._at = shared, (round, client)
-        self._trainings, self._ahead = 0, 0.0
+        self._asked, self._ahead = 0, 0.0
 
     def train(self, job: Job) -> Trained:
-        begun = time.perf_counter()
-        found, seconds = self._shared.train((*self._at, self._trainings), job)
-        self._trainings += 1
-        if seconds is not None:
-            self._ahead += seconds - (time.perf_counter() - begun)
+        found: Trained = self._find(job)
         return found
 
     def outputs(self, wanted: Pass) -> Tensor:
-        return outputs(wanted)
+        if inspect.ismethod(wanted.function):  # a method's own answers: a running mean has others
+            return outputs(wanted)
+        found: Tensor = self._find(wanted)
+        return found.clone()
+
+    def _find(self, work: Job | Pass) -> Any:
+        begun = time.perf_counter()
+        found, seconds = self._shared.find((*self._at, self._asked), work)
+        self._asked += 1
+        if seconds is not None:
+            self._ahead += seconds - (time.perf_counter() - begun)
+        return found
 
     def once(self, compute: Callable[[], T]) -> T:
         return compute()
@@ -110,12 +118,29 @@ class Visit:
         return time.perf_counter() + self._ahead
 
 
-def identity(job: Job) -> object:
-    """Equal where two trainings of runs with the same data and seed, in the same visit, are the same."""
-    trees = [digest(tree) for tree in (job.params, job.velocity, job.given, job.carry, _computed(job.data))]
-    local = getattr(job.batches, "args", None)
-    options = sorted(job.rates.items()), job.rule, job.clip_norm, job.task.training, job.task.engine, local
-    return trees, options, _same(job.loss), _same(job.project), job.held is None
+def identity(work: Job | Pass) -> object:
+    """Equal where two pieces of work of runs with the same data and seed, in the same visit, are the same."""
+    if isinstance(work, Pass):
+        return _same(work.function), digest(work.tree), work.task.training, work.task.engine, Samples(work.x)
+    trees = [digest(tree) for tree in (work.params, work.velocity, work.given, work.carry, _computed(work.data))]
+    local = getattr(work.batches, "args", None)
+    options = sorted(work.rates.items()), work.rule, work.clip_norm, work.task.training, work.task.engine, local
+    return trees, options, _same(work.loss), _same(work.project), work.held is None
+
+
+class Samples:
+    """Equal where the bits of two sets of samples are. Most often both are the same object: a client's own."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        one, two = self.x, other.x if isinstance(other, Samples) else None
+        if isinstance(one, Tensor) and isinstance(two, Tensor):
+            return one is two or equal({"x": one}, {"x": two})
+        return one is two
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _computed(data: Split) -> Tree:

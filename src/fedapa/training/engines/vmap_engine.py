@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedapa.core.tree import Tree, clone, count_bytes
 from fedapa.training.job import Job, Loss, LossSum, Trained
-from fedapa.training.local import EVALUATION_BATCH, Engine, Pass, Plain, clipped, outputs, train
+from fedapa.training.local import EVALUATION_BATCH, Engine, Pass, Plain, clipped, compute
 from fedapa.training.objective import Classification
 from fedapa.training.optimizers import direction
 from fedapa.training.task import Batch, Task, proximal, pull, task_loss
@@ -186,7 +186,8 @@ def _fits(group: Sequence[Work]) -> bool:
 
 def _alone(work: Work) -> Found:
     try:
-        return outputs(work) if isinstance(work, Pass) else train(work)
+        found: Found = compute(work)
+        return found
     except Exception as error:
         return error
 
