@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+from click.testing import CliRunner, Result
+
 COMMAND = Path(sys.executable).with_name("fedapa")
 
 SMALL = """\
@@ -47,6 +50,13 @@ class Answer(NamedTuple):
 
 
 Call = Callable[..., Answer]
+
+
+def invoke(command: click.Command, *words: object) -> Result:
+    """One command in this process, with the help options of `fedapa`: click keeps those of the first call."""
+    from fedapa.cli import group
+
+    return CliRunner().invoke(command, [str(word) for word in words], **group.context_settings)
 
 
 def listen_to_ctrl_c() -> None:

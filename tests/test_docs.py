@@ -111,7 +111,7 @@ def test_commands_of_the_pages_are_understood(page: str, words: list[str]) -> No
         command, words = found, words[1:]
     if {"-h", "--help"} & set(words):
         return
-    context = click.Context(command)
+    context = click.Context(command, **group.context_settings)  # a command keeps the help option that it makes first
     try:
         values, left, _ = command.make_parser(context).parse_args(list(words))
         for option in command.params:

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 from fleet import NAMES, config_text, make_sites, sent, terms_of
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from command import invoke
 from fedapa.cli import site_join
 from fedapa.config.load import check, dump, load
 from fedapa.config.sections import Config
@@ -236,7 +236,7 @@ def test_a_site_allows_the_seeds_of_its_settings(tmp_path: Path, monkeypatch: py
     _, text = payroll(tmp_path)
     kit = tmp_path / NAMES[0]
     monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
-    assert CliRunner().invoke(site_join.join, [str(kit), "--allow-seed", "1", "--allow-seed", "2"]).exit_code == 0
+    assert invoke(site_join.join, str(kit), "--allow-seed", "1", "--allow-seed", "2").exit_code == 0
     assert read_settings(kit).seeds == [1, 2]
     faults = [Site.open(kit).describe(with_seed(text, seed), NAMES[0]).fault for seed in (0, 1, 2)]
     assert "the run wants seed 0, this site splits its rows by seed 1, 2 alone" in faults[0]
@@ -337,12 +337,12 @@ def test_rates_and_steps_of_a_methods_own_are_held_to_the_limits(
 def test_limits_are_set_at_the_site_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = make_sites(tmp_path)[0]
     monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
-    assert CliRunner().invoke(site_join.join, [str(kit), "--limit", "min_batch=4"]).exit_code == 0
-    assert CliRunner().invoke(site_join.join, [str(kit), "--limit", "max_lr=0.5"]).exit_code == 0
+    assert invoke(site_join.join, str(kit), "--limit", "min_batch=4").exit_code == 0
+    assert invoke(site_join.join, str(kit), "--limit", "max_lr=0.5").exit_code == 0
     assert read_settings(kit).limits == SiteLimits(min_batch=4, max_lr=0.5)
     assert Site.open(kit).limits.min_batch == 4
     for wrong in ("min_batch", "min_batch=0", "max_rate=1", "max_lr=inf"):
-        assert isinstance(CliRunner().invoke(site_join.join, [str(kit), "--limit", wrong]).exception, InputError)
+        assert isinstance(invoke(site_join.join, str(kit), "--limit", wrong).exception, InputError)
     assert read_settings(kit).limits.min_batch == 4
 
 
@@ -522,7 +522,7 @@ def test_a_kit_that_brings_more_than_a_kit_is_refused(
     monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: SimpleNamespace(run=lambda: None))
     (kit / planted).parent.mkdir(exist_ok=True)
     (kit / planted).write_bytes(b"\0" * 32)
-    refused = CliRunner().invoke(site_join.join, [str(kit)]).exception
+    refused = invoke(site_join.join, str(kit)).exception
     assert isinstance(refused, InputError)
     assert "which is no part of a kit" in refused.message
     assert not settings_path(kit).exists()
@@ -537,14 +537,14 @@ def test_settings_that_came_with_a_kit_are_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / "number").write_text("of the coordinator's machine\n")
     monkeypatch.setattr(site_settings, "MACHINE", tmp_path / "number")
     write_settings(kit, SiteSettings(models=[f"{kit}/evil.py:net"], limits=ANYTHING))
-    assert CliRunner().invoke(site_join.join, [str(kit)]).exception is None  # at the machine that wrote them
+    assert invoke(site_join.join, str(kit)).exception is None  # at the machine that wrote them
     (tmp_path / "number").write_text("of the site's machine\n")
     for words in ([], ["--limit", "min_batch=8"]):
-        refused = CliRunner().invoke(site_join.join, [str(kit), *words]).exception
+        refused = invoke(site_join.join, str(kit), *words).exception
         assert isinstance(refused, InputError)
         assert "was not written by `fedapa site join` on this machine" in refused.message
     settings_path(kit).unlink()
-    assert CliRunner().invoke(site_join.join, [str(kit)]).exception is None
+    assert invoke(site_join.join, str(kit)).exception is None
     assert read_settings(kit).limits == SiteLimits()
     assert len(started) == 2
 

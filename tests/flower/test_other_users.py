@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from command import invoke
 from fedapa.dashboard.server import Server, make_app
 from fedapa.federation import peer, processes
 from fedapa.federation.kit import CA, LOCAL, Kit, write_kit
@@ -193,12 +194,11 @@ def test_the_page_of_this_machine_is_for_its_user(tmp_path: Path) -> None:
 
 
 def test_an_empty_token_is_refused(tmp_path: Path) -> None:
-    from click.testing import CliRunner
 
     from fedapa.cli.watch import command
 
     for token in ("", "  "):
-        refused = CliRunner().invoke(command, [str(tmp_path), "--token", token])
+        refused = invoke(command, str(tmp_path), "--token", token)
         assert "--token is empty" in str(refused.exception)
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from click.testing import CliRunner
 from fleet import NAMES, Direct, config_text, in_process, make_sites, server_digest, terms_of
 from flwr.app import Message
 
+from command import invoke
 from fedapa.cli import coordinator as coordinator_cli
 from fedapa.cli import site_join as join_cli
 from fedapa.config.experiment import read_config
@@ -66,7 +66,7 @@ def stopped(tmp_path):
 
 def release(home, name, path=None):
     words = ["release", name, str(path or home / "run"), "--dir", str(home / "coordinator")]
-    return CliRunner().invoke(coordinator_cli.command, words)
+    return invoke(coordinator_cli.command, *words)
 
 
 def trained(path):
@@ -145,7 +145,7 @@ def allow(kit, *models, monkeypatch):
 
     monkeypatch.setattr(site_supervisor, "site_processes", lambda folder: Nothing())
     words = [str(kit), *(word for model in models for word in ("--allow-model", model))]
-    assert CliRunner().invoke(join_cli.join, words).exit_code == 0
+    assert invoke(join_cli.join, *words).exit_code == 0
 
 
 def with_model(name):

@@ -31,7 +31,7 @@ def parsed(words: list[str]) -> tuple[str, dict]:
     while isinstance(command, click.Group):
         name, command, rest = command.resolve_command(click.Context(command), rest)
         names.append(name)
-    return " ".join(names), command.make_context(names[-1], rest).params
+    return " ".join(names), command.make_context(names[-1], rest, **group.context_settings).params
 
 
 def started(unit: str, instance: str = "") -> tuple[str, dict]:
