@@ -52,9 +52,10 @@ pictures: $(READY) browser ## store new pictures of the pages, after a change th
 demo-federation: $(READY) ## a coordinator and four sites on this machine, over TLS
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/federation.sh
 
-tools: # Debian's nginx and ip, for the tests of a federation, where they are missing and may be installed
-	@for tool in nginx:nginx-light ip:iproute2; do \
-	  PATH="$$PATH:/usr/sbin" command -v $${tool%:*} >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+tools: # Debian's nginx with its stream module, and ip, for the tests of a federation, where they are missing and may be installed
+	@for tool in nginx:nginx-light /usr/lib/nginx/modules/ngx_stream_module.so:libnginx-mod-stream ip:iproute2; do \
+	  { PATH="$$PATH:/usr/sbin" command -v $${tool%:*} || [ -e $${tool%:*} ]; } >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $${tool#*:}; } >/dev/null; } \
 	  || echo "no $${tool%:*} here: some tests of a federation will be skipped"; done
 

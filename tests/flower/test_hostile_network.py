@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,6 @@ from typing import NamedTuple
 import httpx
 import pytest
 import uvicorn
-from click.testing import CliRunner
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
@@ -26,12 +24,15 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
+from command import invoke
 from fedapa.cli import coordinator as coordinator_cli
 from fedapa.federation import audit_log, processes
+from fedapa.federation.processes import Child
 from fedapa.federation.registry import Coordinator, Settings, create
 from fedapa.transports.flower import reverse_proxy, server_supervisor
 from fedapa.transports.flower.superlink import QUIET, RECENT, STALE, Guard, Watch, remembered, signer, sound_alarm
 
+STRANGERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")  # other addresses than that of the sites
 no_nginx = pytest.mark.skipif(server_supervisor.find_nginx() is None, reason="nginx is not installed")
 
 
@@ -39,10 +40,11 @@ class Straw:
     """Counts what reaches it, bodies included."""
 
     def __init__(self) -> None:
-        self.calls, self.bytes = 0, 0
+        self.calls, self.bytes, self.caller = 0, 0, ""
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         self.calls += 1
+        self.caller = Headers(scope=scope).get("x-real-ip", "")
         self.bytes += len(await Request(scope, receive).body())
         await PlainTextResponse("done")(scope, receive, send)
 
@@ -51,6 +53,7 @@ class House(NamedTuple):
     coordinator: Coordinator
     kit: Path
     link: Straw
+    door: Child
 
     @property
     def trust(self) -> ssl.SSLContext:
@@ -60,6 +63,18 @@ class House(NamedTuple):
         headers = signature(self.kit) if signed else {}
         url = f"https://{self.coordinator.fleet_address}/v1/fleet/{call}"
         return httpx.post(url, content=content, headers=headers, verify=self.trust, timeout=30).status_code
+
+    def half_send(self, lines: ExitStack, count: int, strangers: int = 1) -> int:
+        """Connections that strangers open and send half a header on; returns how many the proxy held."""
+        held = 0
+        for k in range(count):
+            address = "127.0.0.1", self.coordinator.settings.proxy_port
+            plain = lines.enter_context(socket.create_connection(address, 5, (STRANGERS[k % strangers], 0)))
+            with suppress(OSError):  # refused: the connection ends in the handshake
+                line = lines.enter_context(self.trust.wrap_socket(plain, server_hostname="127.0.0.1"))
+                line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                held += 1
+        return held
 
     def spooled(self) -> int:
         return sum(path.stat().st_size for path in (self.coordinator.folder / "nginx").rglob("*") if path.is_file())
@@ -79,7 +94,12 @@ def signature(kit: Path, at: str = "") -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
+    with opened(tmp_path_factory.mktemp("house")) as made:
+        yield made
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[House]:
     settings = Settings("127.0.0.1", processes.free_port(), processes.free_port())
     coordinator, link = create(folder / "coordinator", settings, [], None, None), Straw()
     coordinator.enrol("amber", folder / "kit")
@@ -97,16 +117,17 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     )
     thread = threading.Thread(target=server.run)
     thread.start()
-    proxy = subprocess.Popen(server_supervisor.proxy_command(coordinator))
+    _, door = server_supervisor.coordinator_processes(coordinator).children
+    assert isinstance(door, Child)
+    door.start()
     try:
         end = time.monotonic() + 30
         while not server.started or not _listens(settings.proxy_port):
             assert time.monotonic() < end
             time.sleep(0.05)
-        yield House(coordinator, folder / "kit", link)
+        yield House(coordinator, folder / "kit", link, door)
     finally:
-        proxy.terminate()
-        proxy.wait()
+        door.stop()
         server.should_exit = True
         thread.join()
 
@@ -121,15 +142,72 @@ def _listens(port: int) -> bool:
 
 @no_nginx
 def test_half_sent_requests_do_not_block_the_reverse_proxy(house: House) -> None:
-    port = house.coordinator.settings.proxy_port
     with ExitStack() as lines:
-        for _ in range(700):  # 510 did
-            line = house.trust.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
-            lines.enter_context(line)
-            line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        house.half_send(lines, 700, len(STRANGERS))  # 510 did
         assert house.post("pull-messages", b"x") == 200
         text = (house.coordinator.folder / reverse_proxy.FILE).read_text()
         assert "client_header_timeout 10s" in text  # and they are not held for long
+
+
+@no_nginx
+@pytest.mark.skipif(reverse_proxy.stream_module() is None, reason="nginx has no stream module (libnginx-mod-stream)")
+def test_one_address_cannot_hold_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy with room for 100 connections of 20 an address, and a stranger who opens 450 and finishes no header."""
+    monkeypatch.setattr(reverse_proxy, "CONNECTIONS", 100)
+    monkeypatch.setattr(reverse_proxy, "CONNECTIONS_PER_ADDRESS", 20)
+    with opened(tmp_path) as house, ExitStack() as lines:
+        assert house.half_send(lines, 450) == 20
+        assert house.post("pull-messages", b"x") == 200
+
+
+@no_nginx
+@pytest.mark.skipif(reverse_proxy.stream_module() is None, reason="nginx has no stream module (libnginx-mod-stream)")
+def test_a_proxy_that_was_killed_comes_back(tmp_path: Path) -> None:
+    """kill -9 leaves its socket behind, and a worker that has the port."""
+    with opened(tmp_path) as house:
+        first = house.door.process
+        assert first is not None
+        first.kill()
+        first.wait()
+        assert reverse_proxy.inner_socket(house.coordinator).is_socket()
+        house.door.look()
+        house.door.pause = 0.0
+        house.door.look()
+        end = time.monotonic() + 30
+        while not _listens(house.coordinator.settings.proxy_port):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert house.post("pull-messages", b"x") == 200
+        assert house.door.process is not None
+        assert house.door.process.poll() is None
+
+
+def test_without_the_stream_module_the_http_server_listens_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reverse_proxy, "stream_module", lambda: None)
+    coordinator = create(tmp_path / "coordinator", Settings(proxy_port=9443), [], None, None)
+    assert not reverse_proxy.write(coordinator)
+    text = (coordinator.folder / reverse_proxy.FILE).read_text()
+    assert "listen 9443 ssl;" in text
+    assert "stream {" not in text
+    assert "proxy_protocol" not in text
+
+
+@no_nginx
+@pytest.mark.parametrize("module", [True, False])
+def test_the_superlink_hears_where_a_call_comes_from(
+    module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By either way in: a stolen kit is noticed by its address. What a caller says of itself does not count."""
+    if not module:
+        monkeypatch.setattr(reverse_proxy, "stream_module", lambda: None)
+    with opened(tmp_path) as house:
+        route = httpx.HTTPTransport(verify=house.trust, local_address=STRANGERS[0])
+        url = f"https://{house.coordinator.fleet_address}/v1/fleet/pull-messages"
+        with httpx.Client(transport=route) as client:
+            answer = client.post(url, content=b"x", headers=signature(house.kit) | {"X-Real-IP": "10.0.0.1"})
+        assert (answer.status_code, house.link.caller) == (200, STRANGERS[0])
 
 
 @no_nginx
@@ -287,9 +365,9 @@ def test_status_shows_alarms(tmp_path: Path) -> None:
     create(tmp_path / "coordinator", Settings(proxy_port=0), [], None, None)
     sound_alarm(tmp_path / "coordinator", "amber", "its key is used from 10.0.0.1 and from 10.6.6.6")
     words = ["status", "--dir", str(tmp_path / "coordinator")]
-    shown = CliRunner().invoke(coordinator_cli.command, words).output
+    shown = invoke(coordinator_cli.command, *words).output
     assert "ALARM" in shown
     assert "amber: its key is used from 10.0.0.1 and from 10.6.6.6; was its kit stolen?" in shown
-    told = json.loads(CliRunner().invoke(coordinator_cli.command, [*words, "--format", "json"]).output)
+    told = json.loads(invoke(coordinator_cli.command, *words, "--format", "json").output)
     assert [row["site"] for row in told["alarms"]] == ["amber"]
     audit_log.verify(tmp_path / "coordinator")

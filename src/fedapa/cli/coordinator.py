@@ -71,7 +71,10 @@ def init(
     if proxy_port:
         from fedapa.transports.flower import reverse_proxy
 
-        reverse_proxy.write(made)
+        if not reverse_proxy.write(made):
+            ui.say(
+                "nginx cannot count half-sent requests by address: apt-get install libnginx-mod-stream, or a firewall"
+            )
     ui.say(f"coordinator in {home}; next: fedapa coordinator add-site NAME, fedapa coordinator start")
 
 

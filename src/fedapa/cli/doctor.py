@@ -83,7 +83,8 @@ def _extras() -> list[dict[str, Any]]:
         found = {"what": "extra models", "state": "broken", "note": f"torchvision: {why}; see docs/models.md"}
         rows = [found if row["what"] == "extra models" else row for row in rows]
     nginx = which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
-    note = "a coordinator's reverse proxy" if nginx else "only a coordinator needs it: apt-get install nginx-light"
+    install = "only a coordinator needs it: apt-get install nginx-light libnginx-mod-stream"
+    note = "a coordinator's reverse proxy" if nginx else install
     return [*rows, {"what": "nginx", "state": "ok" if nginx else "missing", "note": note}]
 
 

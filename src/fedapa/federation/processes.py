@@ -41,12 +41,15 @@ class Child:
     command: Sequence[str]
     log: Path
     home: Path
+    left: Path | None = None  # a socket that a killed one leaves behind, and that the next could not bind
     process: subprocess.Popen[bytes] | None = None
     ended: float = 0.0
     pause: float = SHORTEST
     starts: int = 0
 
     def start(self) -> None:
+        if self.left is not None:
+            self.left.unlink(missing_ok=True)
         self.process = spawn(self.command, self.log, self.home)
         self.starts += 1
 
@@ -56,6 +59,7 @@ class Child:
             if time.monotonic() - self.ended >= self.pause:
                 self.start()
         elif self.process.poll() is not None:
+            _end_group(self.process)  # a worker of nginx outlives its master, and would keep the port
             self.process, self.ended = None, time.monotonic()
             self.pause = min(LONGEST, 1.5 * self.pause)
 
@@ -105,9 +109,13 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(8)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end_group(process)
         process.wait()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Watched(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 from fedapa.errors import InputError
@@ -11,6 +10,7 @@ from fedapa.federation.processes import Child, Supervisor, options, python
 from fedapa.federation.registry import Coordinator
 from fedapa.store.atomic_io import make_folder
 from fedapa.transports.flower import reverse_proxy
+from fedapa.transports.flower.reverse_proxy import find_nginx
 
 PID = "coordinator.pid"
 
@@ -35,14 +35,16 @@ def coordinator_processes(coordinator: Coordinator) -> Supervisor:
     )
     children = [Child("superlink", link, folder / "log" / "superlink.log", folder)]
     if coordinator.settings.proxy_port:
-        children.append(Child("proxy", proxy_command(coordinator), folder / "log" / "proxy.log", folder))
+        log, left = folder / "log" / "proxy.log", reverse_proxy.inner_socket(coordinator)
+        children.append(Child("proxy", proxy_command(coordinator), log, folder, left))
     return Supervisor(children, folder / PID)
 
 
 def proxy_command(coordinator: Coordinator) -> list[str]:
     nginx = find_nginx()
     if nginx is None:
-        hint = "apt-get install nginx-light; or `coordinator init --proxy-port 0` if all sites are on this machine"
+        install = "apt-get install nginx-light libnginx-mod-stream"
+        hint = f"{install}; or `coordinator init --proxy-port 0` if all sites are on this machine"
         raise InputError("nginx is not installed, and sites connect through it", hint)
     folder = coordinator.folder.absolute()
     for name in ("nginx", "log"):
@@ -54,7 +56,3 @@ def proxy_command(coordinator: Coordinator) -> list[str]:
     if tried.returncode:
         raise InputError(f"nginx rejected {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}", "fix that file")
     return command
-
-
-def find_nginx() -> str | None:
-    return shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
