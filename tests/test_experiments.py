@@ -11,8 +11,10 @@ import pytest
 from fedapa.analysis import result_sets
 from fedapa.analysis.run_results import Phase, RunResult
 from fedapa.config.grid import load_scenarios
+from fedapa.core.scores import ACCURACY
 from fedapa.core.summaries import Summary
 from fedapa.store.provenance import Provenance
+from fedapa.tune.tuning import TrialRow
 from maker import load_maker
 
 ROOT = Path(__file__).parents[1]
@@ -340,3 +342,22 @@ def test_the_tables_hold_every_stored_run(tmp_path: Path) -> None:
     written = tables.main(tmp_path)
     assert written["runs.csv"] == kept
     assert len((tmp_path / "clients.csv").read_text().splitlines()) == written["clients.csv"] + 1
+
+
+def test_what_was_tuned_becomes_an_experiment(tmp_path: Path) -> None:
+    """Two settings by hand; a method keeps what groups.toml says of it, and its running mean has the same settings."""
+    maker = load_maker("tune_groups", "experiments")
+    config = load_scenarios(str(maker.GROUPS))["uneven"]
+    plan = maker.plan_of(config)
+    assert {"oracle", "ifca", "ifca-e", "fedapa-exact"} <= set(plan.methods)
+    assert not {"ifca-true", "exact-ema"} & set(plan.methods)
+    assert (plan.seeds, plan.validation) == ([100, 101], 0.2)
+    settings = {"training.lr": 0.02, "clusters": 5}
+    rows = [TrialRow(n, 1, settings, 50.0, {}, 1.0, "finished", "", ACCURACY) for n in ("ifca", "ifca-e")]
+    (tmp_path / "made.toml").write_text(maker.experiment({"uneven": maker.chosen(plan, rows)}))
+    ((name, made),) = load_scenarios(str(tmp_path / "made.toml")).items()
+    assert (name, made.data, made.run, made.seeds) == ("uneven", config.data, config.run, config.seeds)
+    assert made.methods == ["fedapa-exact", "ifca-tuned", "ifca-tuned-ema", "ifca-e-tuned", "ifca-e-tuned-ema"]
+    tuned = {"shared": "extractor", "clusters": 5, "training": {"lr": 0.02}}
+    assert made.method["ifca-e-tuned"] == {"base": "ifca", **tuned}
+    assert made.method["ifca-e-tuned-ema"] == {"base": "ifca+ema", **tuned}
