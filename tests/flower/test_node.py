@@ -1,6 +1,7 @@
 """The faults that are fixed in Flower's SuperNode, on its real state and store: it must not fall silent."""
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import httpx
@@ -12,6 +13,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.corestate import in_memory_corestate
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import RunNotRunningException
@@ -20,6 +22,7 @@ from flwr.supernode import fleet_http_client, fleet_http_connection
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedapa.errors import InputError
 from fedapa.transports.flower import supernode, timing
@@ -47,6 +50,13 @@ class Place:
 
     def parts(self, _, name):
         return get_all_nested_objects(self.request)[name].deflate()
+
+    def read(self):
+        return self.state.get_messages_legacy(is_reply=False)
+
+    def later(self, monkeypatch, seconds):
+        """The state's clock shows so many seconds more than at the start."""
+        monkeypatch.setattr(in_memory_corestate, "now", lambda: now() + timedelta(seconds=seconds))
 
     def tasks(self):
         """What a worker would be given."""
@@ -105,6 +115,61 @@ def test_a_reply_that_its_worker_does_not_hand_over_is_dropped(place, whole, mon
     assert place.state.get_messages_legacy() == []
 
 
+DIES = {
+    "with the task": lambda place, task: None,
+    "before it reads the request": lambda place, task: place.state.activate_task(task),
+    "after it read it": lambda place, task: place.state.activate_task(task) and place.read(),
+}
+
+
+@pytest.mark.parametrize("moment", DIES)
+def test_the_request_of_a_worker_that_dies_is_answered_or_given_to_the_next(place, moment, monkeypatch):
+    """kill -9 between two calls of a worker: the next one answers, or the coordinator hears that it must ask again."""
+    mended(monkeypatch)
+    place.take(supernode.take, place.parts)
+    (task,) = place.tasks()
+    DIES[moment](place, task)
+    place.later(monkeypatch, 90)
+    replies = place.state.get_messages_legacy(is_reply=True)
+    if moment == "with the task":
+        assert replies == []
+        assert place.tasks() == [task]
+        assert place.read()
+    else:
+        assert [reply.metadata.reply_to_message_id for reply in replies] == [place.request.metadata.message_id]
+        assert replies[0].has_error()
+        assert place.tasks() == []
+
+
+def test_flower_alone_forgets_a_request_that_nobody_read(place, monkeypatch):
+    """Once this fails, the fix is not needed any more. A run waited ten minutes for the site."""
+    place.take(supernode.take, place.parts)
+    (task,) = place.tasks()
+    place.state.activate_task(task)
+    place.later(monkeypatch, 90)
+    assert place.state.get_messages_legacy(is_reply=True) == []
+    assert place.tasks() == []
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_worker_that_died_once_its_reply_was_sent_costs_the_next_request_nothing(place, read, monkeypatch):
+    mended(monkeypatch)
+    place.take(supernode.take, place.parts)
+    (first,) = place.tasks()
+    place.state.activate_task(first)
+    place.state.delete_messages(message_ids=[place.request.metadata.message_id])  # answered, and its reply was sent
+    place.request = named(Message(RecordDict(), 100, MessageType.TRAIN, ttl=70))
+    place.take(supernode.take, place.parts)
+    place.later(monkeypatch, 50)
+    (second,) = place.tasks()
+    if read:
+        place.state.activate_task(second)
+        assert place.read()
+    place.later(monkeypatch, 70)
+    assert place.state.get_messages_legacy(is_reply=True) == []
+    assert place.state.get_tasks(task_ids=[first])[0].status.sub_status == "failed"
+
+
 class Busy:
     """A SuperLink that answers the first heartbeats with an error."""
 
@@ -155,8 +220,7 @@ def heartbeat_timeout(monkeypatch):
 def test_two_heartbeats_may_be_slow_before_a_site_is_offline(monkeypatch, pace):
     """14 of 100 sites were offline now and then, and polled meanwhile, because heartbeats took more than 5 s."""
     monkeypatch.setenv("FEDAPA_NODE_HEARTBEAT", pace)
-    restored(monkeypatch)
-    supernode.mend()
+    mended(monkeypatch)
     longest = heartbeat_timeout(monkeypatch)
     pause = (float(pace) - constant.HEARTBEAT_CALL_TIMEOUT) * (constant.HEARTBEAT_BASE_MULTIPLIER + 0.1)
     assert pause + longest + 1.0 + longest < constant.HEARTBEAT_PATIENCE * float(pace)
@@ -168,6 +232,11 @@ def test_flower_alone_gives_up_a_heartbeat_long_before_a_poll(monkeypatch):
     assert heartbeat_timeout(monkeypatch) == 5
 
 
+def mended(monkeypatch):
+    restored(monkeypatch)
+    supernode.mend()
+
+
 def restored(monkeypatch):
     """What ``mend`` changes is as before after a test."""
     for module, names in (
@@ -176,6 +245,7 @@ def restored(monkeypatch):
         (heartbeat, ("HEARTBEAT_DEFAULT_INTERVAL",)),
         (in_memory_corestate, ("HEARTBEAT_DEFAULT_INTERVAL",)),
         (fleet_http_client, ("HEARTBEAT_CALL_TIMEOUT",)),
+        (InMemoryNodeState, ("_on_task_tokens_expired",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))

@@ -1,8 +1,9 @@
-"""A site's SuperNode: Flower's own, with fixes for four faults that leave a site silent or offline.
+"""A site's SuperNode: Flower's own, with fixes for five faults that leave a site silent or offline.
 
 A SuperNode takes one request at a time, and sends its reply before it polls for the next one. If a run ends while its
-request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies while it hands over
-a reply, the SuperNode waits for the rest without end. If one heartbeat is answered by an error, such as a 500 of a busy
+request is fetched, the task stays, and the worker waits for parts that never come. If a worker dies after it began a
+task and before it read the request, nobody answers that. If a worker dies while it hands over a reply, the SuperNode
+waits for the rest without end. If one heartbeat is answered by an error, such as a 500 of a busy
 SuperLink, Flower's thread of heartbeats ends: the site goes on polling, and is offline for good. A heartbeat that is
 not answered within five seconds counts as lost, while a poll may take thirty: at a busy SuperLink, sites that go on
 polling are offline.
@@ -14,7 +15,7 @@ could fill its memory: requests of other users are refused before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_client, fleet_http_connection
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.nodestate import in_memory_nodestate
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -34,6 +36,7 @@ from fedapa.transports.flower import timing
 
 STALLED = 60.0  # seconds without another part of a reply, from a worker on this machine
 _take, _send = flower._pull_and_store_message, flower._push_messages
+_answer: Any = in_memory_nodestate.InMemoryNodeState._on_task_tokens_expired
 
 
 class RunOver(Exception):
@@ -82,6 +85,23 @@ def send(*, object_store: Any, **rest: Any) -> None:
     _send(object_store=watched, **rest)
 
 
+def answer(state: Any, dead: Sequence[Any]) -> None:
+    """Answer the request of a worker that died by an error, also if the worker had not read it.
+
+    There is one request at a time, and the last task is its own. An older one was answered before its worker died, or
+    stopped reporting: the request that is here now is another worker's.
+    """
+    last = next(reversed(state.task_store), None)
+    if all(task.task_id != last for task in dead):
+        return
+    with state.lock_msg_store:
+        for name, entry in state.msg_store.items():
+            if not entry.is_retrieved and not entry.message.metadata.reply_to_message_id:
+                entry.is_retrieved = True
+                state.record_message_processing_start(name)
+        _answer(state, dead)
+
+
 class HeartbeatSender(heartbeat.HeartbeatSender):
     """Heartbeats that go on after an error, a little later."""
 
@@ -106,6 +126,8 @@ def mend() -> None:
     node: Any = flower
     node._pull_and_store_message, node._push_messages = take, send
     node.time = SimpleNamespace(sleep=paced)
+    memory: Any = in_memory_nodestate.InMemoryNodeState
+    memory._on_task_tokens_expired = answer
     connection: Any = fleet_http_connection
     connection.HeartbeatSender = HeartbeatSender
     modules: list[Any] = [fleet_http_connection, heartbeat, in_memory_corestate]
