@@ -26,6 +26,7 @@ from starlette.responses import PlainTextResponse
 
 from command import invoke
 from fedapa.cli import coordinator as coordinator_cli
+from fedapa.errors import InputError
 from fedapa.federation import audit_log, processes
 from fedapa.federation.processes import Child
 from fedapa.federation.registry import Coordinator, Settings, create
@@ -180,6 +181,19 @@ def test_a_proxy_that_was_killed_comes_back(tmp_path: Path) -> None:
         assert house.post("pull-messages", b"x") == 200
         assert house.door.process is not None
         assert house.door.process.poll() is None
+
+
+@no_nginx
+def test_a_configuration_that_was_removed_is_written_anew(house: House) -> None:
+    """So a coordinator of an older version, or one made before nginx's module was there, gets today's limits."""
+    path = house.coordinator.folder / reverse_proxy.FILE
+    path.write_text("nothing;")
+    with pytest.raises(InputError, match="nginx rejected") as refused:
+        server_supervisor.proxy_command(house.coordinator)
+    assert "remove it" in (refused.value.hint or "")
+    path.unlink()
+    server_supervisor.proxy_command(house.coordinator)
+    assert path.read_text() == reverse_proxy.configuration(house.coordinator, reverse_proxy.stream_module())
 
 
 def test_without_the_stream_module_the_http_server_listens_itself(

@@ -49,10 +49,15 @@ def proxy_command(coordinator: Coordinator) -> list[str]:
     folder = coordinator.folder.absolute()
     for name in ("nginx", "log"):
         make_folder(folder / name)
+    if not (folder / reverse_proxy.FILE).exists():
+        reverse_proxy.write(coordinator)
     command = [nginx, "-c", str(folder / reverse_proxy.FILE), "-e", str(folder / "log" / "nginx.log")]
     if os.geteuid() == 0:  # else its workers run as nobody, who may not enter this folder
         command += ["-g", "user root;"]
     tried = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise InputError(f"nginx rejected {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}", "fix that file")
+        raise InputError(
+            f"nginx rejected {folder / reverse_proxy.FILE}: {tried.stderr.strip()[:500]}",
+            "fix that file, or remove it: the next start writes it",
+        )
     return command
