@@ -103,6 +103,16 @@ def test_a_client_that_starts_beside_what_was_sent_is_caught(tmp_path: Path) -> 
         LAWS["sent-arrives"](Case(method))
 
 
+def test_a_method_that_shows_other_than_it_predicts_from_is_caught(tmp_path: Path) -> None:
+    """Its clients would keep the scores of a model that changed."""
+    path, shown = tmp_path / "hides.py", 'return {**client, "theta": 0 * client["theta"]}'
+    text = EXAMPLE.read_text(encoding="utf-8")
+    path.write_text(text.replace("    def init(", f"    def shown(self, client):\n        {shown}\n\n    def init(", 1))
+    (method,) = load_method(path).values()
+    with pytest.raises(Broken, match="predict answers otherwise from what `shown` leaves"):
+        LAWS["functions-are-pure"](Case(method))
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_the_example_itself_passes(law: str) -> None:
     (method,) = load_method(EXAMPLE).values()
