@@ -53,3 +53,13 @@ def test_only_shared_allocations_are_paired() -> None:
     assert page._ahead(mine, "cfl")[0] == pytest.approx(1.0)
     apart = [mine[0], replace(mine[2], partition="9")]
     assert page._ahead(apart, "cfl")[2] == "few"
+
+
+def test_rivals_are_led_by_pairs_and_held_by_holm() -> None:
+    """Ours is 1, 2 and 3 ahead of fedper, and 1.0, 1.1 and 0.9 ahead of fedala: only the second is sure."""
+    values = {"fedapa-exact": (81.0, 82.0, 83.0), "fedper": (80.0, 80.0, 80.0), "fedala": (80.0, 80.9, 82.1)}
+    runs = [run_of(f"{n}+ema", v, k) for n, found in values.items() for k, v in enumerate(found)]
+    told = page._led([*runs, run_of("fedper", 99.0, 0)], list(values), "+ema")
+    assert told["fedapa-exact"] == ("82.00", page.NONE)
+    assert told["fedper"] == ("80.00", "+2.00 [-0.48, +4.48] n. d.")
+    assert told["fedala"] == ("81.00", "+1.00 [+0.75, +1.25]")
