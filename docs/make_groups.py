@@ -167,14 +167,19 @@ def _verdict(runs: Sequence[RunResult]) -> str:
 
 def _ahead(runs: Sequence[RunResult], rival: str) -> tuple[float, str, str]:
     """Points ahead of a rival, pooled accuracies paired by allocation, its interval, and what that says."""
-    mine, theirs = ({run.partition: run.headline.last for run in runs if run.label == name} for name in (OURS, rival))
-    gaps = [mine[key] - theirs[key] for key in mine if key in theirs]
+    gaps = _paired(runs, OURS, rival)
     if not gaps:
         return float("nan"), " (never on one allocation)", "few"
     spread = statistics.interval(gaps, (-100.0, 100.0))
     if len(gaps) < FEWEST or spread.low is None or spread.high is None:
         return float(np.mean(gaps)), f" ({len(gaps)} allocation{'s' if len(gaps) > 1 else ''})", "few"
     return spread.mean, f" [{spread.low:+.2f}, {spread.high:+.2f}]", "behind" if spread.high < 0 else "within"
+
+
+def _paired(runs: Sequence[RunResult], own: str, rival: str) -> list[float]:
+    """Points by which one label is ahead of another, on every allocation that both were run on."""
+    mine, theirs = ({run.partition: run.headline.last for run in runs if run.label == name} for name in (own, rival))
+    return [mine[key] - theirs[key] for key in mine if key in theirs]
 
 
 def _rules() -> str:
@@ -297,13 +302,13 @@ def _beyond_tables() -> str:
 
 def _led(runs: Sequence[RunResult], methods: Sequence[str], ending: str) -> dict[str, tuple[str, str]]:
     """Every method's accuracy, and by how many points ours is ahead, paired by allocation; Holm over the methods."""
-    value = {x: {r.partition: r.headline.last for r in runs if r.label == x + ending} for x in methods}
-    gaps = {x: [value[OURS][key] - found[key] for key in found if key in value[OURS]] for x, found in value.items()}
     rivals = [x for x in methods if x != OURS]
-    p = dict(zip(rivals, statistics.holm([statistics.paired_p(gaps[x]) for x in rivals]), strict=True))
-    chance = {x: " n. d." for x in rivals if (p[x] or 0.0) >= standings.LEVEL}
-    told = {x: f"{_points(gaps[x])}{chance.get(x, '')}" if x in rivals else NONE for x in methods}
-    return {x: (f"{np.mean([*value[x].values()]):.2f}", told[x]) for x in methods}
+    gaps = {x: _paired(runs, OURS + ending, x + ending) for x in rivals}
+    adjusted = statistics.holm([statistics.paired_p(points) for points in gaps.values()])
+    chance = {x for x, p in zip(rivals, adjusted, strict=True) if p is not None and p >= standings.LEVEL}
+    told = {OURS: NONE} | {x: _points(gaps[x]) + " n. d." * (x in chance) for x in rivals}
+    mean = {x: np.mean([run.headline.last for run in runs if run.label == x + ending]) for x in methods}
+    return {x: (f"{mean[x]:.2f}", told[x]) for x in methods}
 
 
 def _fashion() -> list[str]:

@@ -680,7 +680,7 @@ def _fedavg(files: dict[str, Path]) -> str:
     mine = {run.seed: run.before for run in runs if (run.scenario, run.label) == (column, "fedavg")}
     ours = {seed: phase.last for seed, phase in mine.items()}
     best, spread = interval([phase.best for phase in mine.values()]), interval(list(ours.values()))
-    lines = (
+    said = (
         f"CIFAR-10, Dirichlet 0.1, 20 clients, {len(ours)} allocations: {spread.mean:.1f} ± {spread.sd or 0:.1f} in "
         f"the last round, {best.mean:.1f} in the best one, {printed:.2f} printed."
     )
@@ -688,14 +688,14 @@ def _fedavg(files: dict[str, Path]) -> str:
     for run in result_sets.from_dicts(_kept(files["fedavg-gap"])):
         found[run.scenario].append(run.before.last - ours[run.seed])
     if not all(found.values()):
-        return f"{lines} What that changes was not tried yet."
+        return f"{said} What that changes was not tried yet."
     adjusted = holm([paired_p(gaps) for gaps in found.values()])
     told = [
         f"{name.replace('-', ' ')} {Answer(one.mean, one.low, one.high, p)}"
         for (name, gaps), p in zip(found.items(), adjusted, strict=True)
         for one in [interval(gaps, (-100.0, 100.0))]
     ]
-    return f"{lines} One change at a time, in points above that, by allocation: {'; '.join(told)}."
+    return f"{said} One change at a time, in points above that, by allocation: {'; '.join(told)}."
 
 
 def _dbe(experiment: Path) -> str:
